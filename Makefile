@@ -1,0 +1,60 @@
+# make digits   trains on the handwritten digits; ARGS="--num-workers 4 --name mine" reaches the script
+# make test     lint, types, every test; what .ci/run calls
+# make setup    what both begin with: .venv with the project and the pinned versions in it
+#
+# PYTHON=python3.12 chooses the interpreter of a new .venv.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+EXTRAS := torch,client,examples,dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup digits test lint types tests format clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+setup: $(STAMP)
+
+# The stamp is written last, so that an interrupted set-up is taken up again by the next call.
+# A .venv whose interpreter is gone (upgraded, or the folder was moved) is made anew. pip reads
+# this layout in editable form from 21.3 on; a pip that is new enough is left as it is.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python >= 3.10 is needed and $(PYTHON) is not; choose one with: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" >&2; exit 1; }
+	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PY) -m pip install --quiet "pip>=21.3"
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+digits: $(STAMP)
+	$(PY) examples/digits.py $(ARGS)
+
+test: lint types tests
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+# mypy finds packages by folder name, and train/ is ray_lite.train only once installed: links show it that layout.
+types: $(STAMP)
+	@mkdir -p build/typing/ray_lite
+	@cd build/typing/ray_lite && for name in __init__.py py.typed; do ln -sfn "../../../ray_lite/$$name" "$$name"; done
+	@cd build/typing/ray_lite && for name in train air; do ln -sfn "../../../$$name" "$$name"; done
+	cd build/typing && ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ray_lite.train
+
+tests: $(STAMP)
+	$(PY) -m pytest $(ARGS)
+
+format: $(STAMP)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
