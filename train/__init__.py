@@ -1,0 +1,178 @@
+"""``ray_lite.train``: run a training function on N workers.
+
+::
+
+    from ray_lite import train
+    from ray_lite.train import RunConfig, ScalingConfig
+
+    def train_func(config):
+        ...
+        train.report({"loss": loss}, checkpoint=train.Checkpoint.from_directory(folder))
+
+    result = train.torch.TorchTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="digits", storage_path="/data/runs"),
+    ).fit()
+
+Every name loads on first use: importing this module loads neither ray, torch, numpy nor fsspec.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import torch
+    from .callback import Callback, RunContext, UserCallback
+    from .configs import (
+        CheckpointConfig,
+        DataConfig,
+        FailureConfig,
+        LoggingConfig,
+        PlacementGroupFactory,
+        RunConfig,
+        ScalingConfig,
+    )
+    from .context.functions import get_checkpoint, get_context, get_dataset_shard, report
+    from .context.train_context import TrainContext
+    from .errors import (
+        CheckpointConflictError,
+        CheckpointDamagedError,
+        CheckpointError,
+        CheckpointNotFoundError,
+        ConfigError,
+        ConfigTypeError,
+        ControllerError,
+        DatasetNotFoundError,
+        LegacyAPIError,
+        NotInTrainFunctionError,
+        PreemptionError,
+        RayLiteDeprecationWarning,
+        ResourcesError,
+        RunInUseError,
+        StorageError,
+        TrainError,
+        TrainFunctionError,
+        TrainingFailedError,
+        UploadError,
+        WorkerDiedError,
+        WorkerGroupError,
+        WorkerStartError,
+    )
+    from .execution.backend import Backend, BackendConfig
+    from .result import Result
+    from .storage.checkpoint import Checkpoint
+    from .trainer import DataParallelTrainer
+
+# Where each public name lives, relative to this package.
+_HOMES = {
+    "report": "context.functions",
+    "get_context": "context.functions",
+    "get_checkpoint": "context.functions",
+    "get_dataset_shard": "context.functions",
+    "TrainContext": "context.train_context",
+    "Checkpoint": "storage.checkpoint",
+    "Result": "result",
+    "ScalingConfig": "configs",
+    "RunConfig": "configs",
+    "CheckpointConfig": "configs",
+    "FailureConfig": "configs",
+    "DataConfig": "configs",
+    "LoggingConfig": "configs",
+    "PlacementGroupFactory": "configs",
+    "Backend": "execution.backend",
+    "BackendConfig": "execution.backend",
+    "Callback": "callback",
+    "RunContext": "callback",
+    "UserCallback": "callback",
+    "DataParallelTrainer": "trainer",
+    "TrainError": "errors",
+    "ConfigError": "errors",
+    "ConfigTypeError": "errors",
+    "TrainFunctionError": "errors",
+    "NotInTrainFunctionError": "errors",
+    "DatasetNotFoundError": "errors",
+    "ResourcesError": "errors",
+    "StorageError": "errors",
+    "CheckpointError": "errors",
+    "CheckpointNotFoundError": "errors",
+    "CheckpointDamagedError": "errors",
+    "CheckpointConflictError": "errors",
+    "UploadError": "errors",
+    "RunInUseError": "errors",
+    "LegacyAPIError": "errors",
+    "WorkerDiedError": "errors",
+    "WorkerStartError": "errors",
+    "TrainingFailedError": "errors",
+    "WorkerGroupError": "errors",
+    "ControllerError": "errors",
+    "PreemptionError": "errors",
+    "RayLiteDeprecationWarning": "errors",
+}
+_SUBPACKAGES = ("torch",)
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "Callback",
+    "Checkpoint",
+    "CheckpointConfig",
+    "CheckpointConflictError",
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "ConfigError",
+    "ConfigTypeError",
+    "ControllerError",
+    "DataConfig",
+    "DataParallelTrainer",
+    "DatasetNotFoundError",
+    "FailureConfig",
+    "LegacyAPIError",
+    "LoggingConfig",
+    "NotInTrainFunctionError",
+    "PlacementGroupFactory",
+    "PreemptionError",
+    "RayLiteDeprecationWarning",
+    "ResourcesError",
+    "Result",
+    "RunConfig",
+    "RunContext",
+    "RunInUseError",
+    "ScalingConfig",
+    "StorageError",
+    "TrainContext",
+    "TrainError",
+    "TrainFunctionError",
+    "TrainingFailedError",
+    "UploadError",
+    "UserCallback",
+    "WorkerDiedError",
+    "WorkerGroupError",
+    "WorkerStartError",
+    "get_checkpoint",
+    "get_context",
+    "get_dataset_shard",
+    "report",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    # Tracebacks, reprs and docs give the name that users import.
+    if getattr(value, "__module__", "").startswith(f"{__name__}."):
+        value.__module__ = __name__
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

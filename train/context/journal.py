@@ -1,0 +1,90 @@
+"""A worker's reports on its own disk, until the controller has them.
+
+One record a line, appended before ``report()`` returns: what the operating system has
+taken survives the death of the process, though not the loss of the node. Segments that
+the controller has acknowledged are deleted, so the journal stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+__all__ = ["Journal", "read_tail", "remove_journal"]
+
+_SEGMENT = "reports_{first:012d}.jsonl"
+_MAX_SEGMENT_BYTES = 8 << 20
+
+
+class Journal:
+    """Appends records; belongs to one writer.
+
+    Args:
+        folder: A folder of this worker and attempt alone; made if missing.
+        max_segment_bytes: A new file is begun after this size.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, max_segment_bytes: int = _MAX_SEGMENT_BYTES) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._max_segment_bytes = max_segment_bytes
+        self._count = 0
+        self._segments: list[tuple[int, Path]] = []
+        self._fd = -1
+        self._open_segment()
+
+    @property
+    def count(self) -> int:
+        """Records appended so far."""
+        return self._count
+
+    def append(self, record: bytes) -> None:
+        """Hand one record (no line break in it) to the operating system."""
+        data = record + b"\n"
+        written = os.write(self._fd, data)
+        while written < len(data):
+            written += os.write(self._fd, data[written:])
+        self._count += 1
+        self._size += len(data)
+
+    def acknowledge(self, count: int) -> None:
+        """The first ``count`` records are safe elsewhere; segments that hold no others go."""
+        if self._size >= self._max_segment_bytes:
+            os.close(self._fd)
+            self._open_segment()
+        while len(self._segments) > 1 and self._segments[1][0] <= count:
+            _, path = self._segments.pop(0)
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop writing; the files stay."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open_segment(self) -> None:
+        path = self._folder / _SEGMENT.format(first=self._count)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._segments.append((self._count, path))
+        self._size = 0
+
+
+def read_tail(folder: str | os.PathLike[str], *, after: int) -> list[bytes]:
+    """The records from number ``after`` on, in order.
+
+    A last line without its line break was never acknowledged to the caller of
+    ``report()``, and is left out.
+    """
+    records: list[bytes] = []
+    for path in sorted(Path(folder).glob("reports_*.jsonl")):
+        first = int(path.stem.removeprefix("reports_"))
+        *lines, _torn = path.read_bytes().split(b"\n")
+        if first + len(lines) > after:
+            records.extend(lines[max(0, after - first) :])
+    return records
+
+
+def remove_journal(folder: str | os.PathLike[str]) -> None:
+    """Delete the journal's folder, if it is there."""
+    shutil.rmtree(folder, ignore_errors=True)

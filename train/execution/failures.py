@@ -1,0 +1,251 @@
+"""From an exception in a worker to the error that ``fit()`` raises.
+
+A worker captures its exception as text and, where possible, as a pickle; only the driver
+opens the pickle, so the controller never needs the user's modules.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..errors import TrainError, WorkerDiedError, WorkerGroupError, WorkerStartError
+from .decide import order_by_cause
+
+if TYPE_CHECKING:
+    from ..result import Result
+
+__all__ = ["WorkerFailure", "build_error", "capture", "died", "restore_exception"]
+
+_LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
+_MAX_TEXT_LINES = 14
+_MAX_LINE_CHARS = 500
+
+
+@attrs.frozen(kw_only=True)
+class WorkerFailure:
+    """How one worker failed.
+
+    Attributes:
+        world_rank: The rank; -1 when ranks were not assigned yet.
+        node_ip: Address of its node.
+        type_name: Class name of the exception.
+        message: ``str`` of the exception.
+        text: The traceback, the user's frames only.
+        pickled: The exception object, or None when it cannot be pickled.
+        failed_at: Seconds since the epoch, by the worker's clock.
+        has_died: The process is gone; there is no exception of the user's.
+        step: The step of the start-up that failed; empty for the train function itself.
+    """
+
+    world_rank: int
+    node_ip: str
+    type_name: str
+    message: str
+    text: str
+    pickled: bytes | None = None
+    failed_at: float = 0.0
+    has_died: bool = False
+    step: str = ""
+
+
+def capture(error: BaseException, *, world_rank: int, node_ip: str, step: str = "") -> WorkerFailure:
+    """Describe an exception that was caught in a worker."""
+    return WorkerFailure(
+        world_rank=world_rank,
+        node_ip=node_ip,
+        type_name=type(error).__name__,
+        message=_safe_str(error),
+        text=user_traceback(error),
+        pickled=_pickle(error),
+        failed_at=time.time(),
+        step=step,
+    )
+
+
+def died(world_rank: int, node_ip: str, detail: str, *, step: str = "") -> WorkerFailure:
+    """Describe the death of a worker process."""
+    return WorkerFailure(
+        world_rank=world_rank,
+        node_ip=node_ip,
+        type_name="WorkerDiedError",
+        message=detail,
+        text=f"the process of rank {world_rank} died: {detail}",
+        failed_at=time.time(),
+        has_died=True,
+        step=step,
+    )
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without this library's own frames, causes included.
+
+    The frames above the train function are the library's; they only hide the line that
+    the user can change.
+    """
+    try:
+        summary = traceback.TracebackException.from_exception(error, compact=True)
+    # Exotic exceptions (a broken __str__, a self-made __cause__ property) must still be named.
+    except Exception:  # noqa: BLE001
+        return f"{type(error).__name__}: {_safe_str(error)}"
+    seen: set[int] = set()
+    part: traceback.TracebackException | None = summary
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        kept = [frame for frame in part.stack if not _is_library_frame(frame.filename)]
+        if kept:
+            part.stack = traceback.StackSummary.from_list(kept)
+        part = part.__cause__ or part.__context__
+    return "".join(summary.format()).rstrip()
+
+
+def restore_exception(failure: WorkerFailure) -> BaseException:
+    """The worker's exception object; a ``TrainError`` that quotes it where it could not be sent."""
+    if failure.has_died:
+        return WorkerDiedError(failure.world_rank, failure.node_ip, failure.message)
+    if failure.pickled is not None:
+        try:
+            error = pickle.loads(failure.pickled)
+        # Its class may be missing here, or its constructor may refuse what pickle hands it.
+        except Exception:  # noqa: BLE001
+            error = None
+        if isinstance(error, BaseException):
+            if hasattr(error, "add_note"):
+                error.add_note(f"raised by rank {failure.world_rank} on {failure.node_ip}:\n{failure.text}")
+            return error
+    if failure.step:
+        return WorkerStartError(failure.step, f"{failure.type_name}: {failure.message}")
+    return TrainError(
+        f"{failure.type_name}: {failure.message} (the exception object could not be sent to this process)"
+    )
+
+
+def build_error(
+    failures: Sequence[WorkerFailure], *, attempt: int, reason: str, run_path: str, result: Result | None
+) -> WorkerGroupError:
+    """The error for ``fit()`` to raise, with the user's exception as its ``__cause__``.
+
+    Args:
+        failures: The failed workers of the last attempt, at least one.
+        attempt: Number of that attempt.
+        reason: Why there is no further one.
+        run_path: Where the run lies.
+        result: What was saved.
+    """
+    by_rank = {failure.world_rank: failure for failure in failures}
+    order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in by_rank.values()])
+    exceptions = {rank: restore_exception(by_rank[rank]) for rank in order}
+    error = WorkerGroupError(
+        _message([by_rank[rank] for rank in order], attempt=attempt, reason=reason, run_path=run_path, result=result),
+        exceptions,
+        result,
+    )
+    error.__cause__ = exceptions[order[0]]
+    return error
+
+
+def describe(failures: Sequence[WorkerFailure]) -> str:
+    """One line that names the likely culprit, for logs."""
+    order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in failures])
+    first = next(f for f in failures if f.world_rank == order[0])
+    where = f" during {first.step}" if first.step else ""
+    if first.has_died:
+        return f"the process of rank {first.world_rank} on {first.node_ip} died{where}: {_clip(first.message)}"
+    return f"rank {first.world_rank} on {first.node_ip} raised {first.type_name}{where}: {_clip(first.message)}"
+
+
+def _message(
+    failures: Sequence[WorkerFailure], *, attempt: int, reason: str, run_path: str, result: Result | None
+) -> str:
+    first = failures[0]
+    same = [
+        f for f in failures if (f.type_name, f.message, f.has_died) == (first.type_name, first.message, first.has_died)
+    ]
+    others = [f for f in failures if f not in same]
+    ranks = format_ranks([f.world_rank for f in same])
+    where = f" during {first.step}" if first.step else ""
+    lines = [f"training failed: {ranks} on {first.node_ip} " + ("died" if first.has_died else "failed") + f"{where}."]
+    text = first.text.splitlines()
+    if len(text) > _MAX_TEXT_LINES:
+        half = _MAX_TEXT_LINES // 2
+        text = [*text[:half], f"  ... {len(text) - 2 * half} lines left out ...", *text[-half:]]
+    lines += ["  " + _clip(line, _MAX_LINE_CHARS) for line in text]
+    if _is_timeout_of_a_collective(first.text):
+        lines.append(
+            "a collective waited longer than the timeout of the process group: another rank is slow, or does not "
+            "take part; TorchConfig(timeout_s=...) sets the limit."
+        )
+    if others:
+        kinds = dict.fromkeys((f.type_name, _clip(f.message, 120)) for f in others)
+        for type_name, message in list(kinds)[:2]:
+            group = [f.world_rank for f in others if (f.type_name, _clip(f.message, 120)) == (type_name, message)]
+            lines.append(f"afterwards {format_ranks(group)}: {type_name}: {message}")
+        if len(kinds) > 2:
+            lines.append(f"and {len(kinds) - 2} more kinds of errors; see .worker_failures")
+    lines.append(f"attempt {attempt}: {reason}.")
+    saved = "no checkpoint was committed"
+    if result is not None and result.checkpoint is not None:
+        saved = f"newest checkpoint: {result.checkpoint.path}"
+    lines.append(f"the run lies in {run_path} ({saved}); running it again with the same name resumes from there.")
+    return "\n".join(lines)
+
+
+def _is_timeout_of_a_collective(text: str) -> bool:
+    """Whether torch gave up waiting in a collective.
+
+    Source:
+        The texts of gloo ("Timed out waiting ...") and of NCCL's watchdog (torch 2.13).
+    """
+    lowered = text.lower()
+    return "timed out waiting" in lowered or ("watchdog" in lowered and "timeout" in lowered)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0-2, 5``."""
+    ordered = sorted(set(ranks))
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return "ranks " + ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)
+
+
+def _is_library_frame(filename: str) -> bool:
+    return filename.startswith(_LIBRARY_DIR + os.sep)
+
+
+def _clip(text: str, limit: int = 300) -> str:
+    line = " ".join(text.split("\n")[:3]) if limit <= 300 else text
+    return line if len(line) <= limit else line[:limit] + "..."
+
+
+def _safe_str(error: BaseException) -> str:
+    try:
+        return str(error)
+    # The exception's own __str__ may be broken.
+    except Exception:  # noqa: BLE001
+        return "<its str() failed>"
+
+
+def _pickle(error: BaseException) -> bytes | None:
+    import ray.cloudpickle as cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+        # A pickle that cannot be opened here will not open on the driver either.
+        pickle.loads(pickled)
+    # Exceptions may hold anything: locks, sockets, generators.
+    except Exception:  # noqa: BLE001
+        return None
+    return pickled

@@ -1,0 +1,340 @@
+"""The one place where the reports of a run are processed, whatever their kind.
+
+Records of all ranks come in; history lines, committed checkpoints and events go out. Both
+the controller and local mode feed it. It belongs to one thread at a time, and all it
+waits for is the storage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..configs.checkpoint import CheckpointConfig
+from ..context.records import Part, parse_record
+from ..errors import CheckpointConflictError, StorageError
+from ..storage.checkpoint import Checkpoint
+from ..storage.retention import select_to_delete
+from ..storage.run_record import RunRecord
+from ..storage.store import CommittedCheckpoint, RunStore
+from .consolidate import Consolidator
+from .messages import CheckpointCommitted, Event, Notice, ReportCompleted
+from .progress import Progress
+
+__all__ = ["Ledger", "StartPoint"]
+
+_MAX_REMEMBERED_BYTES = 16 << 20
+_MAX_ERROR_CHARS = 4_000
+
+
+@attrs.frozen(kw_only=True)
+class StartPoint:
+    """Where an attempt begins.
+
+    Attributes:
+        attempt: Its number, from 1, over all ``fit()`` calls of the run.
+        first_report_index: Number of its first report.
+        checkpoint: What its workers start from, or None.
+    """
+
+    attempt: int
+    first_report_index: int
+    checkpoint: Checkpoint | None
+
+
+class Ledger:
+    """Keeps the books of one run.
+
+    Args:
+        store: Where the run lies.
+        run_id: 32 hex digits of this ``fit()``.
+        checkpoint_config: Which checkpoints are kept.
+        config_record: The run's configs as plain values, for the record.
+        start_checkpoint: From ``resume_from_checkpoint``; used while the run has none of its own.
+        resume: ``"auto"``, ``"never"`` or ``"must"``.
+        wants_reports: Whether to bring the reports of all ranks together as events.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        run_id: str,
+        checkpoint_config: CheckpointConfig,
+        config_record: Mapping[str, Any],
+        start_checkpoint: Checkpoint | None,
+        resume: str,
+        wants_reports: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._run_id, self._checkpoint_config = store, run_id, checkpoint_config
+        self._config_record, self._start_checkpoint = config_record, start_checkpoint
+        self._resume, self._wants_reports, self._clock = resume, wants_reports, clock
+        self._kept: list[CommittedCheckpoint] = []
+        self._attempt = 0
+        self._world_size = 0
+        self._started_at = clock()
+        # The newest standing report of rank 0: its number, and its metrics as they were written or read back.
+        self._last_index = -1
+        self._last_line: bytes | None = None
+        self._last_metrics: dict[str, Any] | None = None
+        self._is_open = False
+
+    # -- the run -----------------------------------------------------------------------------
+
+    def open(self) -> list[Event]:
+        """Take the run and look at what it already holds.
+
+        Raises:
+            RunInUseError: Another live process writes to this run.
+            StorageError: The storage cannot be used, or ``resume="must"`` finds no checkpoint.
+        """
+        self._store.check_writable()
+        self._store.acquire(self._run_id)
+        self._is_open = True
+        record = self._store.read_record()
+        self._kept = self._store.list_checkpoints()
+        # A lost record must not make an attempt number come twice.
+        self._attempt = max(record.attempt if record else 0, self._store.last_attempt())
+        if self._resume == "must" and not self._kept:
+            raise StorageError(
+                f'resume="must", but {self._store.path} holds no checkpoint; check name and storage_path, '
+                'or use resume="auto" to begin from nothing'
+            )
+        if self._resume == "never" and (record is not None or self._kept):
+            raise StorageError(
+                f'resume="never", but {self._store.path} already holds a run; choose another name, '
+                'delete that folder, or use resume="auto" to continue it'
+            )
+        return []
+
+    def begin_attempt(self, world_size: int) -> tuple[StartPoint, list[Event]]:
+        """Choose what the next attempt starts from, and record that it starts.
+
+        Args:
+            world_size: Ranks of its worker group, >= 1.
+        """
+        events: list[Event] = []
+        newest = self._store.newest_valid(verify="digest") if self._kept else None
+        # What was found damaged is not offered again, nor counted by retention.
+        if newest is not None:
+            self._kept = [c for c in self._kept if c.manifest.report_index <= newest.manifest.report_index]
+        self._attempt += 1
+        self._world_size = world_size
+        first = 0 if newest is None else newest.manifest.report_index + 1
+        checkpoint = self._start_checkpoint if newest is None else self._store.open_checkpoint(newest)
+        # What was reported behind the checkpoint is done again, so it no longer stands.
+        self._last_line, self._last_index = None, first - 1
+        self._last_metrics = None if newest is None else dict(newest.manifest.metrics)
+        if newest is not None:
+            events.append(Notice(level=logging.INFO, text=f"continuing from {newest.dir_name} of {self._store.path}"))
+        self._progress = Progress(world_size, first)
+        self._consolidator = Consolidator(world_size) if self._wants_reports else None
+        self._parts: dict[int, dict[int, tuple[Part, bytes]]] = {}
+        self._rank0_lines: dict[int, bytes] = {}
+        self._rank0_bytes = 0
+        self._committed_now: dict[int, Checkpoint] = {}
+        self._history = self._store.history_writer(self._attempt)
+        self._write_record("running")
+        self._store.remove_orphans(before_attempt=self._attempt)
+        return StartPoint(attempt=self._attempt, first_report_index=first, checkpoint=checkpoint), events
+
+    def add(self, world_rank: int, records: Sequence[bytes]) -> list[Event]:
+        """Process records of one rank, in the order in which it made them.
+
+        Raises:
+            CheckpointConflictError: Two ranks reported different bytes under one file name.
+            StorageError: The history or a checkpoint cannot be written.
+        """
+        events: list[Event] = []
+        history: list[bytes] = []
+        for data in records:
+            record = parse_record(data)
+            index, part = record.report_index, record.part
+            if record.line is None:
+                line = self._parts.get(index, {}).get(world_rank, (part, b""))[1]
+                if part is not None:
+                    self._parts.setdefault(index, {})[world_rank] = (part, line)
+                self._progress.upload_ended(world_rank, index)
+                continue
+            self._progress.reported(world_rank, index, is_pending=part is not None and part.is_pending)
+            if part is not None:
+                self._parts.setdefault(index, {})[world_rank] = (part, record.line)
+            if world_rank == 0:
+                history.append(record.line)
+                self._remember(index, record.line)
+            if self._consolidator is not None:
+                events += self._completed(self._consolidator.add(world_rank, index, record.line))
+        if history:
+            self._last_line, self._last_index = history[-1], self._progress.num_reports(0) - 1
+            self._history.append(history)
+        return self._commit_ready() + events
+
+    def rank_finished(self, world_rank: int) -> list[Event]:
+        """The train function of a rank has returned; all its records have been added."""
+        self._progress.finished(world_rank)
+        events = self._commit_ready()
+        if self._consolidator is not None:
+            events += self._completed(self._consolidator.finished(world_rank))
+        return events
+
+    def end_attempt(self) -> list[Event]:
+        """All records that will ever come have been added; whatever is incomplete is dropped."""
+        events = self._commit_ready()
+        if self._consolidator is not None:
+            events += self._completed(self._consolidator.flush())
+        self._history.close()
+        return events
+
+    def close(self, state: str, error: str | None = None) -> None:
+        """Write the last record and give the run back.
+
+        Args:
+            state: ``"finished"``, ``"failed"`` or ``"interrupted"``.
+            error: Text of what ended it, or None.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self._attempt:
+                self._write_record(state, error)
+        finally:
+            self._store.release()
+
+    @property
+    def path(self) -> str:
+        """Where the run lies."""
+        return self._store.path
+
+    def num_reports(self, world_rank: int) -> int:
+        """The number that the next report of this rank will have, as far as is known here."""
+        return self._progress.num_reports(world_rank)
+
+    def checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
+        """The kept checkpoints with their metrics, oldest first."""
+        return [(self._store.open_checkpoint(c), dict(c.manifest.metrics)) for c in self._kept]
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def _commit_ready(self) -> list[Event]:
+        events: list[Event] = []
+        complete_below = self._progress.complete_below
+        for index in sorted(index for index in self._parts if index < complete_below):
+            events += self._commit(index, self._parts.pop(index))
+        self._forget(complete_below)
+        return events
+
+    def _commit(self, index: int, parts: Mapping[int, tuple[Part, bytes]]) -> list[Event]:
+        failed = {rank: part.failure for rank, (part, _) in parts.items() if part.uploaded is None}
+        if failed:
+            rank, why = next(iter(failed.items()))
+            return [
+                Notice(
+                    level=logging.WARNING,
+                    text=f"report {index} has no checkpoint: the upload of rank {rank} failed ({why})",
+                )
+            ]
+        uploaded = {rank: part.uploaded for rank, (part, _) in sorted(parts.items()) if part.uploaded is not None}
+        try:
+            committed = self._store.commit(
+                uploaded,
+                report_index=index,
+                attempt=self._attempt,
+                world_size=self._world_size,
+                metrics=self._metrics_of(index, parts),
+                is_deletable=self._checkpoint_config.num_to_keep is not None,
+                created_at=self._clock(),
+            )
+        except CheckpointConflictError:
+            raise
+        except StorageError as error:
+            # The files are there, only this commit is not: training goes on to the next one.
+            return [Notice(level=logging.ERROR, text=f"the checkpoint of report {index} was not committed: {error}")]
+        self._kept.append(committed)
+        checkpoint = self._store.open_checkpoint(committed)
+        if self._consolidator is not None:
+            self._committed_now[index] = checkpoint
+        self._retain()
+        return [CheckpointCommitted(report_index=index, checkpoint=checkpoint, metrics=committed.manifest.metrics)]
+
+    def _retain(self) -> None:
+        config = self._checkpoint_config
+        if config.num_to_keep is None:
+            return
+        doomed = select_to_delete(
+            self._kept,
+            num_to_keep=config.num_to_keep,
+            score_attribute=config.checkpoint_score_attribute,
+            score_order=config.checkpoint_score_order,
+        )
+        for committed in doomed:
+            self._kept.remove(committed)
+            self._store.delete(committed)
+
+    def _metrics_of(self, index: int, parts: Mapping[int, tuple[Part, bytes]]) -> dict[str, Any]:
+        """Rank 0's metrics of a report; those of the lowest rank with files if it made none."""
+        line = self._rank0_lines.get(index)
+        if line is None and 0 in parts:
+            line = parts[0][1]
+        if line is None and self._progress.num_reports(0) > index:
+            # Long ago, while another rank lagged far behind: the history still has it.
+            self._history.flush()
+            for row in self._store.read_history():
+                if row.report_index == index:
+                    return dict(row.metrics)
+        if line is None:
+            line = parts[min(parts)][1]
+        metrics: dict[str, Any] = json.loads(line)["m"]
+        return metrics
+
+    def _remember(self, index: int, line: bytes) -> None:
+        if self._world_size == 1:
+            return
+        self._rank0_lines[index] = line
+        self._rank0_bytes += len(line)
+        while self._rank0_bytes > _MAX_REMEMBERED_BYTES:
+            oldest = next(iter(self._rank0_lines))
+            self._rank0_bytes -= len(self._rank0_lines.pop(oldest))
+
+    def _forget(self, below: int) -> None:
+        while self._rank0_lines:
+            oldest = next(iter(self._rank0_lines))
+            if oldest >= below:
+                return
+            self._rank0_bytes -= len(self._rank0_lines.pop(oldest))
+
+    def _completed(self, reports: Iterator[Any]) -> list[Event]:
+        return [
+            ReportCompleted(
+                report_index=report.report_index,
+                lines=report.lines,
+                checkpoint=self._committed_now.pop(report.report_index, None),
+            )
+            for report in reports
+        ]
+
+    # -- the record --------------------------------------------------------------------------
+
+    def _write_record(self, state: str, error: str | None = None) -> None:
+        metrics = self._last_metrics if self._last_line is None else json.loads(self._last_line)["m"]
+        self._store.write_record(
+            RunRecord(
+                name=self._store.name,
+                attempt=self._attempt,
+                state=state,
+                started_at=self._started_at,
+                updated_at=self._clock(),
+                world_size=self._world_size,
+                next_report_index=self._last_index + 1,
+                metrics=metrics,
+                error=error[:_MAX_ERROR_CHARS] if error else None,
+                config=dict(self._config_record),
+            )
+        )

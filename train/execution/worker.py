@@ -1,0 +1,132 @@
+"""One worker: an actor whose main thread runs the train function, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..context.current import set_context
+from ..context.journal import Journal
+from ..context.outbox import Outbox
+from ..context.reporter import Reporter
+from ..context.train_context import TrainContext
+from ..storage.store import RunStore
+from .datasets import shard_makers
+from .failures import capture
+from .messages import RunReturn, WorkerSetup
+from .ranks import WorkerFacts
+from .train_function import TrainFunction, open_train_function
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("ray_lite.train")
+
+_FLUSH_TIMEOUT_S = 30.0
+
+
+class Worker:
+    """Runs the train function of one rank.
+
+    Its methods are called one after the other by the controller: ``describe``, ``setup``,
+    then those of the backend through ``execute``, then ``run``. A plain actor with one
+    thread runs them all in the process's main thread, so signal handlers, asyncio and
+    libraries that insist on the main thread work.
+    """
+
+    def describe(self, preload_modules: Sequence[str]) -> WorkerFacts:
+        """Where this worker landed. Imports the backend's modules first, while others still start."""
+        import importlib
+
+        import ray
+
+        for module in preload_modules:
+            importlib.import_module(module)
+        runtime = ray.get_runtime_context()
+        gpu_ids = tuple(str(gpu_id) for gpu_id in runtime.get_accelerator_ids().get("GPU", []))
+        return WorkerFacts(
+            node_id=runtime.get_node_id(),
+            node_ip=ray.util.get_node_ip_address(),
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            gpu_ids=gpu_ids,
+        )
+
+    def setup(self, setup: WorkerSetup, function: bytes, controller: Any) -> None:
+        """Make the context and the way back to the controller; open the train function."""
+        import ray
+
+        logging.getLogger("ray_lite").setLevel(setup.log_level)
+        identity, attempt = setup.identity, setup.run.attempt
+
+        def send(first: int, records: Sequence[bytes]) -> None:
+            ray.get(controller.push.remote(attempt, identity.world_rank, first, list(records)))
+
+        self._identity = identity
+        self._outbox = Outbox(send, Journal(setup.journal_folder))
+        store = RunStore(setup.root, setup.run.name)
+        self._context = TrainContext(
+            worker=identity,
+            run=setup.run,
+            scaling_config=setup.scaling_config,
+            store=store,
+            reporter=Reporter(store, self._outbox, attempt=attempt, first_report_index=setup.first_report_index),
+            shards=shard_makers(
+                setup.datasets, world_rank=identity.world_rank, world_size=identity.world_size, fetch=ray.get
+            ),
+            checkpoint=setup.checkpoint,
+        )
+        set_context(self._context)
+        self._function: TrainFunction = open_train_function(function)
+
+    def execute(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a function of the backend in this process."""
+        return function(*args, **kwargs)
+
+    def run(self) -> tuple[RunReturn, bytes | None]:
+        """Call the train function.
+
+        Returns:
+            How it ended, and on rank 0 its pickled return value.
+        """
+        failure = value = value_problem = None
+        try:
+            value = self._function(self._context)
+        # SystemExit, KeyboardInterrupt and GeneratorExit of the user's code end the rank like any other exception.
+        except BaseException as error:  # noqa: BLE001
+            failure = capture(error, world_rank=self._identity.world_rank, node_ip=self._identity.node_ip)
+        pickled: bytes | None = None
+        if failure is None and self._identity.world_rank == 0 and value is not None:
+            pickled, value_problem = _pickle_value(value)
+        del value
+        # What does not arrive in time is read back from the journal.
+        self._outbox.flush(_FLUSH_TIMEOUT_S)
+        return RunReturn(
+            failure=failure,
+            num_records=self._outbox.num_added,
+            value_problem=value_problem,
+            has_read_checkpoint=self._context.has_read_checkpoint,
+        ), pickled
+
+    def teardown(self) -> None:
+        """The attempt is over and everything has arrived: end the threads, take the context away."""
+        set_context(None)
+        self._outbox.close(_FLUSH_TIMEOUT_S)
+
+
+def _pickle_value(value: Any) -> tuple[bytes | None, str | None]:
+    import ray.cloudpickle as cloudpickle
+
+    try:
+        return cloudpickle.dumps(value), None
+    # A lock, a generator, a CUDA handle: the run is finished all the same.
+    except Exception as error:  # noqa: BLE001
+        return None, f"the return value ({type(value).__name__}) cannot be pickled: {error}"
+
+
+def unpickle_value(data: bytes) -> Any:
+    """The return value, on the driver."""
+    return pickle.loads(data)

@@ -1,0 +1,420 @@
+"""``DataParallelTrainer.fit()``: the driver's half of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .callback import RunContext
+from .configs import DataConfig, RunConfig, ScalingConfig
+from .configs._options import expect_config
+from .data.sources import check_datasets
+from .errors import ConfigError, ConfigTypeError, ControllerError, TrainError
+from .execution.backend import BackendConfig
+from .execution.datasets import pack_datasets
+from .execution.decide import Counts
+from .execution.failures import build_error, restore_exception
+from .execution.ledger import Ledger
+from .execution.messages import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointCommitted,
+    DatasetShipment,
+    Event,
+    Notice,
+    ReportCompleted,
+    RunEnd,
+    RunSpec,
+)
+from .execution.train_function import check_train_function, pickle_train_function, size_warning
+from .result import Result, build_result
+from .storage.checkpoint import Checkpoint
+from .storage.root import StorageRoot
+from .storage.store import RunStore
+
+__all__ = ["DataParallelTrainer"]
+
+logger = logging.getLogger("ray_lite.train")
+
+_INTERRUPT_TIMEOUT_S = 10.0
+_MAX_CONTROLLER_DEATHS_WITHOUT_PROGRESS = 3
+
+
+class DataParallelTrainer:
+    """Runs a training function on N workers.
+
+    Args:
+        train_loop_per_worker: The train function. It takes nothing, or ``train_loop_config``,
+            and a parameter annotated with ``TrainContext`` if it wants the context handed over.
+        train_loop_config: Passed to the train function; each worker gets its own copy.
+        backend_config: What the framework needs around the train function.
+        scaling_config: How many workers, and with which resources; ``num_workers=0`` runs the
+            function in this process, without Ray.
+        run_config: Name, storage, checkpoints, failures, callbacks.
+        datasets: Name → data, for ``train.get_dataset_shard(name)``.
+        dataset_config: Which of them are split over the workers, and how.
+        metadata: For ``get_context().get_metadata()``; JSON-able values.
+        resume_from_checkpoint: What the first attempt starts from while the run has no
+            checkpoint of its own; never deleted by this run. A Checkpoint, or its path.
+
+    Raises:
+        ConfigError: An argument is of the wrong type or can never work. Nothing has started.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        self.backend_config = expect_config(f"{owner}(backend_config)", backend_config, BackendConfig)
+        self.scaling_config = expect_config(f"{owner}(scaling_config)", scaling_config, ScalingConfig)
+        self.run_config = expect_config(f"{owner}(run_config)", run_config, RunConfig)
+        self.dataset_config = expect_config(f"{owner}(dataset_config)", dataset_config, DataConfig)
+        self._function = check_train_function(train_loop_per_worker, train_loop_config)
+        self._sources = check_datasets(datasets, self.dataset_config)
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise ConfigTypeError(f"{owner}(metadata=...) must be a dict, got {type(metadata).__name__}")
+        self._metadata = dict(metadata or {})
+        if resume_from_checkpoint is None or isinstance(resume_from_checkpoint, Checkpoint):
+            self._start_checkpoint = resume_from_checkpoint
+        elif isinstance(resume_from_checkpoint, (str, os.PathLike)):
+            self._start_checkpoint = Checkpoint(os.fspath(resume_from_checkpoint))
+        else:
+            raise ConfigTypeError(
+                f"{owner}(resume_from_checkpoint=...) must be a Checkpoint or its path, "
+                f"got {type(resume_from_checkpoint).__name__}"
+            )
+
+    def fit(self) -> Result:
+        """Run the training, and wait for its end.
+
+        May be called from any thread, and again: with the same name, a second call continues
+        from the newest checkpoint.
+
+        Returns:
+            Metrics, checkpoints, the return value of rank 0 and the path of the run.
+
+        Raises:
+            WorkerGroupError: A train function raised or a worker died, and no restart was
+                left. ``__cause__`` is the user's exception, ``.result`` what was saved.
+            TrainFunctionError: The function captures something that cannot be pickled.
+            StorageError: The storage path cannot be used; no worker has started.
+            ResourcesError: The workers can never fit on this cluster.
+            KeyboardInterrupt: Ctrl-C; the workers are gone and their room is given back.
+        """
+        with _visible_log(self.run_config.logging_config.log_level):
+            return _Run(self).fit()
+
+
+class _Run:
+    """One call of ``fit()``."""
+
+    def __init__(self, trainer: DataParallelTrainer) -> None:
+        self._trainer = trainer
+        self._scaling = trainer.scaling_config
+        config = self._config = trainer.run_config
+        self._root = StorageRoot(
+            path=config.storage_path, options=dict(config.storage_options or {}), filesystem=config.storage_filesystem
+        )
+        assert config.name is not None
+        self._store = RunStore(self._root, config.name)
+        self._run_id = uuid.uuid4().hex
+        self._callbacks = list(config.callbacks)
+        self._last_failures: tuple[Any, ...] = ()
+        self._num_attempts = 0
+        self._context = RunContext(
+            run_id=self._run_id,
+            path=self._store.path,
+            run_config=config,
+            scaling_config=self._scaling,
+            backend_config=trainer.backend_config,
+            dataset_config=trainer.dataset_config,
+            train_loop_config=trainer._function.config,
+        )
+
+    def fit(self) -> Result:
+        end, value, error = self._fit_here() if self._scaling.is_local else self._fit_on_cluster()
+        result = self._result(end, value)
+        if end.state == "finished":
+            if end.value_problem is not None:
+                logger.warning("%s; result.return_value is None", end.value_problem)
+            self._call("on_run_end", result)
+            return result
+        failure = self._failure(end, result, error)
+        self._call("on_run_end", result)
+        raise failure
+
+    # -- local -------------------------------------------------------------------------------
+
+    def _fit_here(self) -> tuple[RunEnd, Any, BaseException | None]:
+        from .execution.local import run_locally
+
+        shipments = self._pack(put=lambda value: value, world_size=1)
+        spec = self._spec(function=None, datasets=shipments)
+        ledger = Ledger(
+            self._store,
+            run_id=self._run_id,
+            checkpoint_config=self._config.checkpoint_config,
+            config_record=spec.config_record,
+            start_checkpoint=self._trainer._start_checkpoint,
+            resume=self._config.resume,
+            wants_reports=spec.wants_reports,
+        )
+        self._call("on_run_start")
+        return run_locally(spec, ledger, self._trainer._function, self._handle)
+
+    # -- on a cluster ------------------------------------------------------------------------
+
+    def _fit_on_cluster(self) -> tuple[RunEnd, Any, BaseException | None]:
+        # What can fail without Ray fails before Ray starts.
+        function = pickle_train_function(self._trainer._function)
+        if warning := size_warning(len(function)):
+            logger.warning("%s", warning)
+        if not self._root.is_shared_between_processes:
+            raise ConfigError(
+                f"{self._store.path} lies in the memory of one process, which workers cannot reach; use a folder "
+                "or an object store, or num_workers=0"
+            )
+        self._store.check_writable()
+
+        import ray
+
+        from .execution.cluster import connect
+
+        connect(self._scaling, self._trainer.backend_config.preload_modules)
+        world_size = self._scaling.max_workers
+        spec = self._spec(function=ray.put(function), datasets=self._pack(put=ray.put, world_size=world_size))
+        self._call("on_run_start")
+        end = self._direct(spec)
+        value = None
+        if end.value is not None:
+            value, problem = _fetch_value(end.value)
+            if problem is not None:
+                logger.warning("%s; result.return_value is None", problem)
+        if self._controller is not None:
+            ray.kill(self._controller)
+        return end, value, None
+
+    def _direct(self, spec: RunSpec) -> RunEnd:
+        """Start a controller and follow it; start another when it dies."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        deaths = deaths_without_progress = 0
+        counts = Counts()
+        while True:
+            attempts_before = self._num_attempts
+            controller = self._controller = self._start_controller(spec, counts)
+            running = controller.run.remote()
+            try:
+                return self._follow(controller)
+            except RayActorError as error:
+                deaths += 1
+                deaths_without_progress = 0 if self._num_attempts > attempts_before else deaths_without_progress + 1
+                limit = self._config.failure_config.controller_failure_limit
+                if (0 <= limit < deaths) or deaths_without_progress >= _MAX_CONTROLLER_DEATHS_WITHOUT_PROGRESS:
+                    reason = f"the controller of the run died {deaths} times: {error}"
+                    return RunEnd(state="failed", reason=reason, error=error)
+                logger.warning("the controller of the run died, starting a new one (%s)", error)
+            except BaseException:
+                # Ctrl-C, SIGTERM, an error of our own: give everything back before it goes on.
+                with contextlib.suppress(Exception):
+                    ray.get(controller.stop.remote(), timeout=_INTERRUPT_TIMEOUT_S)
+                with contextlib.suppress(Exception):
+                    ray.kill(controller)
+                raise
+            finally:
+                del running
+
+    def _start_controller(self, spec: RunSpec, counts: Counts) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from .execution.controller import Controller
+
+        return (
+            ray.remote(Controller)
+            .options(
+                num_cpus=0,
+                max_restarts=0,
+                # Each worker has one call under way at a time, and the driver two.
+                max_concurrency=2 * self._scaling.max_workers + 1_000,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            )
+            .remote(spec, counts)
+        )
+
+    def _follow(self, controller: Any) -> RunEnd:
+        import ray
+
+        num_seen = 0
+        while True:
+            events: Sequence[Event] = ray.get(controller.next_events.remote(num_seen))
+            num_seen += len(events)
+            self._handle(events)
+            if isinstance(events[-1], RunEnd):
+                return events[-1]
+
+    # -- events ------------------------------------------------------------------------------
+
+    def _handle(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Notice):
+                logger.log(event.level, "%s", event.text)
+            elif isinstance(event, AttemptStarted):
+                self._num_attempts += 1
+            elif isinstance(event, ReportCompleted):
+                self._on_report(event)
+            elif isinstance(event, CheckpointCommitted):
+                self._call("after_checkpoint", event.checkpoint, dict(event.metrics))
+            elif isinstance(event, AttemptFailed):
+                self._last_failures = event.failures
+                if self._callbacks:
+                    self._call("after_exception", {f.world_rank: restore_exception(f) for f in event.failures})
+                if event.is_restart:
+                    self._call("on_restart", event.attempt, event.reason)
+
+    def _on_report(self, event: ReportCompleted) -> None:
+        import json
+
+        metrics: list[dict[str, Any]] = [{} for _ in range(max(event.lines) + 1)]
+        for rank, line in event.lines.items():
+            metrics[rank] = json.loads(line)["m"]
+        self._call("after_report", metrics, event.checkpoint)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, hook, None)
+            if method is None:
+                continue
+            try:
+                method(self._context, *args)
+            # A callback watches the training; it must not be able to end it by accident.
+            except Exception:
+                logger.exception("%s.%s failed; the training goes on", type(callback).__name__, hook)
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _spec(self, *, function: Any, datasets: Mapping[str, DatasetShipment]) -> RunSpec:
+        config = self._config
+        assert config.name is not None
+        return RunSpec(
+            run_name=config.name,
+            run_id=self._run_id,
+            root=self._root,
+            function=function,
+            scaling_config=self._scaling,
+            checkpoint_config=config.checkpoint_config,
+            failure_config=config.failure_config,
+            backend_config=self._trainer.backend_config,
+            datasets=datasets,
+            metadata=self._trainer._metadata,
+            worker_runtime_env=config.worker_runtime_env,
+            start_checkpoint=self._trainer._start_checkpoint,
+            resume=config.resume,
+            wants_reports=any(_overrides(callback, "after_report") for callback in self._callbacks),
+            log_level=config.logging_config.log_level,
+            config_record={
+                "scaling_config": self._scaling.to_dict(),
+                "checkpoint_config": config.checkpoint_config.to_dict(),
+                "failure_config": config.failure_config.to_dict(),
+            },
+        )
+
+    def _pack(self, *, put: Callable[[Any], Any], world_size: int) -> dict[str, DatasetShipment]:
+        return pack_datasets(
+            self._trainer._sources,
+            remainder=self._trainer.dataset_config.remainder,
+            world_size=world_size,
+            put=put,
+        )
+
+    def _result(self, end: RunEnd, value: Any) -> Result:
+        record = self._store.read_record()
+        checkpoints = [
+            (self._store.open_checkpoint(committed), dict(committed.manifest.metrics))
+            for committed in self._store.list_checkpoints()
+        ]
+        return build_result(
+            self._store,
+            metrics=None if record is None else record.metrics,
+            checkpoints=checkpoints,
+            score_attribute=self._config.checkpoint_config.checkpoint_score_attribute,
+            score_order=self._config.checkpoint_config.checkpoint_score_order,
+            return_value=value,
+        )
+
+    def _failure(self, end: RunEnd, result: Result, error: BaseException | None) -> BaseException:
+        import attrs
+
+        if end.failures:
+            failed = build_error(
+                end.failures, attempt=end.attempt, reason=end.reason, run_path=self._store.path, result=result
+            )
+            if error is not None:  # local mode: the very object, with its traceback
+                failed.__cause__ = error
+                failed.worker_failures[0] = error
+            failed.result = attrs.evolve(result, error=failed)
+            if self._config.failure_config.fail_fast == "raise" and failed.__cause__ is not None:
+                return failed.__cause__
+            return failed
+        if isinstance(end.error, TrainError):
+            return end.error
+        text = f"training failed: {end.reason}\nthe run lies in {self._store.path}"
+        controller_error = ControllerError(text, end.error, result)
+        controller_error.__cause__ = end.error
+        controller_error.result = attrs.evolve(result, error=controller_error)
+        return controller_error
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    from .callback import Callback
+
+    method = getattr(type(callback), hook, None) or getattr(callback, hook, None)
+    return method is not None and method is not getattr(Callback, hook)
+
+
+def _fetch_value(reference: Any) -> tuple[Any, str | None]:
+    import ray
+
+    from .execution.worker import unpickle_value
+
+    try:
+        data = ray.get(reference)
+        return (None if data is None else unpickle_value(data)), None
+    # The value's class may need a module or a device that this process does not have.
+    except Exception as error:  # noqa: BLE001
+        return None, f"the return value of rank 0 cannot be opened here: {type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _visible_log(level: str) -> Iterator[None]:
+    """Let the library's few lines be seen while ``fit()`` runs, unless the user has set up logging."""
+    root = logging.getLogger("ray_lite")
+    if root.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("ray_lite: %(message)s"))
+    old_level = root.level
+    root.addHandler(handler)
+    if root.level == logging.NOTSET:
+        root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(old_level)
