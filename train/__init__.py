@@ -24,7 +24,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import torch
+    from . import collective, torch
     from .callback import Callback, RunContext, UserCallback
     from .configs import (
         CheckpointConfig,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         CheckpointDamagedError,
         CheckpointError,
         CheckpointNotFoundError,
+        CollectiveError,
         ConfigError,
         ConfigTypeError,
         ControllerError,
@@ -98,6 +99,7 @@ _HOMES = {
     "StorageError": "errors",
     "CheckpointError": "errors",
     "CheckpointNotFoundError": "errors",
+    "CollectiveError": "errors",
     "CheckpointDamagedError": "errors",
     "CheckpointConflictError": "errors",
     "UploadError": "errors",
@@ -111,7 +113,7 @@ _HOMES = {
     "PreemptionError": "errors",
     "RayLiteDeprecationWarning": "errors",
 }
-_SUBPACKAGES = ("torch",)
+_SUBPACKAGES = ("collective", "torch")
 
 __all__ = [
     "Backend",
@@ -123,6 +125,7 @@ __all__ = [
     "CheckpointDamagedError",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "CollectiveError",
     "ConfigError",
     "ConfigTypeError",
     "ControllerError",
@@ -152,6 +155,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerGroupError",
     "WorkerStartError",
+    "collective",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",

@@ -7,6 +7,7 @@
     │   ├── ConfigTypeError (TypeError)        the same, for a value of the wrong type
     │   └── TrainFunctionError                 the train function itself: arity, or captures that cannot be pickled
     ├── NotInTrainFunctionError (RuntimeError) a call that belongs inside a train function
+    ├── CollectiveError (RuntimeError)         ranks did not come together in train.collective
     ├── DatasetNotFoundError (KeyError)        no dataset of that name was passed to the trainer
     ├── ResourcesError                         the cluster can never hold the workers asked for
     ├── StorageError (OSError)                 a storage path that cannot be read or written
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointDamagedError",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "CollectiveError",
     "ConfigError",
     "ConfigTypeError",
     "ControllerError",
@@ -91,6 +93,10 @@ class NotInTrainFunctionError(TrainError, RuntimeError):
             f"{self.call} works only inside a train function run by fit(), and here {reason}; "
             "call it in the function that you pass to the trainer (its threads included)"
         )
+
+
+class CollectiveError(TrainError, RuntimeError):
+    """The ranks did not come together in a call of ``train.collective``; the text names who is missing."""
 
 
 class DatasetNotFoundError(TrainError, KeyError):

@@ -243,6 +243,7 @@ class _Run:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        from .execution.cluster import controller_options
         from .execution.controller import Controller
 
         return (
@@ -253,6 +254,7 @@ class _Run:
                 # Each worker has one call under way at a time, and the driver two.
                 max_concurrency=2 * self._scaling.max_workers + 1_000,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+                **controller_options(),
             )
             .remote(spec, counts)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from waiting import wait_until
 
 from ray_lite import train
 from ray_lite.train import RunConfig, ScalingConfig
+from ray_lite.train.context.journal import journal_root
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +62,7 @@ def placement_groups() -> list[str]:
 
 
 def journals() -> list[Path]:
-    root = Path(tempfile.gettempdir()) / f"ray_lite-{os.getuid()}"
+    root = journal_root()
     return list(root.iterdir()) if root.exists() else []
 
 
@@ -79,10 +79,11 @@ def no_leaks(cluster: None) -> Iterator[None]:
     threads = set(threading.enumerate())
     handlers = [signal.getsignal(number) for number in _SIGNALS]
     environment = environment_now()
+    old_journals = set(journals())
     yield
     wait_until(lambda: not living_actors(), f"no actors are left: {living_actors()}")
     wait_until(lambda: not placement_groups(), f"no placement groups are left: {placement_groups()}")
-    wait_until(lambda: not journals(), "no journals are left")
+    wait_until(lambda: not set(journals()) - old_journals, "no journals are left")
     wait_until(
         lambda: not [t for t in threading.enumerate() if t not in threads and not t.name.startswith("ray_")],
         f"no threads are left: {set(threading.enumerate()) - threads}",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from ray_lite.train.context.journal import Journal, read_tail, remove_journal
+from ray_lite.train.context.journal import Journal, read_tail, remove_journal, sweep
 from ray_lite.train.context.outbox import Outbox
 from ray_lite.train.errors import TrainError
 
@@ -47,7 +47,7 @@ def test_acknowledged_segments_go_so_a_long_run_stays_small(tmp_path):
         journal.append(b"x" * 100)
         journal.acknowledge(number)
     journal.close()
-    assert sum(path.stat().st_size for path in (tmp_path / "j").iterdir()) < 3_000
+    assert sum(path.stat().st_size for path in (tmp_path / "j").iterdir()) < 3_100
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
@@ -74,6 +74,18 @@ def test_records_survive_kill_9_of_the_writer(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "j")], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert read_tail(tmp_path / "j", after=0) == [b"%d" % number for number in range(500)]
+
+
+def test_what_a_killed_run_left_is_swept_and_a_living_one_is_not(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    for run in ("living", "dead", "young"):
+        Journal(tmp_path / run / "attempt_1" / "rank_0").close()
+    for run in ("dead", "young"):
+        (tmp_path / run / "attempt_1" / "rank_0" / "owner").write_text(ended.stdout)
+    for run in ("living", "dead"):
+        os.utime(tmp_path / run / "attempt_1" / "rank_0", (1, 1))
+    assert [path.name for path in sweep(tmp_path, min_age_s=60)] == ["dead"]
+    assert sweep(tmp_path / "nothing") == []
 
 
 class Receiver:

@@ -93,7 +93,7 @@ def test_the_user_deletes_the_reported_folder_at_once(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "w").write_bytes(b"x" * 100_000)
         checkpoint = committed(StorageRoot(str(tmp_path / "store")), Checkpoint.from_directory(folder))
-    assert len(checkpoint.open("w").read()) == 100_000
+    assert len(read_all(checkpoint.to_directory())["w"]) == 100_000
 
 
 def test_from_directory_refuses_what_is_no_folder(tmp_path, monkeypatch):

@@ -145,10 +145,9 @@ def test_a_canonical_path_stays_what_it_is(segments, start):
 def test_any_text_is_a_canonical_path_or_a_config_error(text):
     try:
         path = resolve_storage_path(text)
-    except ConfigError as error:
-        assert str(error)
-    else:
-        assert resolve_storage_path(path) == path or path.count("%")
+    except ConfigError:
+        return
+    assert resolve_storage_path(path) == path
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", ".hidden", "a/b", "a\\b", "a\x00b", "a\nb", "x" * 201, "\udc80"])

@@ -7,14 +7,24 @@ the controller has acknowledged are deleted, so the journal stays small.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
 
-__all__ = ["Journal", "read_tail", "remove_journal"]
+__all__ = ["Journal", "journal_root", "read_tail", "remove_journal", "sweep"]
 
 _SEGMENT = "reports_{first:012d}.jsonl"
 _MAX_SEGMENT_BYTES = 8 << 20
+_OWNER = "owner"
+_MIN_AGE_S = 3_600.0
+
+
+def journal_root() -> Path:
+    """The folder of this user on this node that holds all journals."""
+    return Path(tempfile.gettempdir()) / f"ray_lite-{os.getuid()}"
 
 
 class Journal:
@@ -28,6 +38,7 @@ class Journal:
     def __init__(self, folder: str | os.PathLike[str], *, max_segment_bytes: int = _MAX_SEGMENT_BYTES) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / _OWNER).write_text(str(os.getpid()))
         self._max_segment_bytes = max_segment_bytes
         self._count = 0
         self._segments: list[tuple[int, Path]] = []
@@ -88,3 +99,36 @@ def read_tail(folder: str | os.PathLike[str], *, after: int) -> list[bytes]:
 def remove_journal(folder: str | os.PathLike[str]) -> None:
     """Delete the journal's folder, if it is there."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(root: Path, *, min_age_s: float = _MIN_AGE_S) -> list[Path]:
+    """Remove what killed runs have left: folders of runs all of whose writers are gone.
+
+    Args:
+        root: From ``journal_root``.
+        min_age_s: A run that was written to more recently is let alone: its controller may
+            be about to read the tail.
+
+    Returns:
+        The folders removed.
+    """
+    removed: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):
+        for run in root.iterdir():
+            owners = list(run.glob(f"attempt_*/rank_*/{_OWNER}"))
+            newest = max((owner.parent.stat().st_mtime for owner in owners), default=run.stat().st_mtime)
+            if time.time() - newest < min_age_s or any(_is_running(owner.read_text()) for owner in owners):
+                continue
+            shutil.rmtree(run, ignore_errors=True)
+            removed.append(run)
+    return removed
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

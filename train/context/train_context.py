@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DatasetNotFoundError
+from ..errors import ConfigError, DatasetNotFoundError
 from ..storage.checkpoint import Checkpoint
 from .identity import RunIdentity, WorkerIdentity
 from .reporter import Reporter
@@ -34,6 +34,7 @@ class TrainContext:
         reporter: Carries the reports.
         shards: Dataset name → function that makes this worker's shard.
         checkpoint: What this attempt starts from.
+        meet: Brings the ranks together, see ``meet``; None where this is the only rank.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class TrainContext:
         reporter: Reporter,
         shards: Mapping[str, Callable[[], Any]],
         checkpoint: Checkpoint | None = None,
+        meet: Callable[[str, Any, float], Any] | None = None,
     ) -> None:
         self._worker, self._run, self._scaling_config = worker, run, scaling_config
         self._store, self._reporter = store, reporter
         self._shard_makers, self._shards, self._shards_lock = dict(shards), {}, threading.Lock()  # type: ignore[var-annotated]
         self._start_checkpoint = checkpoint
+        self._meet = meet or (lambda kind, payload, timeout_s: payload)
         self.has_read_checkpoint = False
         """Whether the train function has asked for the checkpoint it could continue from."""
 
@@ -73,6 +76,24 @@ class TrainContext:
                     raise DatasetNotFoundError(name, tuple(sorted(self._shard_makers)))
                 self._shards[name] = self._shard_makers[name]()
             return self._shards[name]
+
+    def meet(self, kind: str, payload: Any, timeout_s: float) -> Any:
+        """Come together with all ranks; what ``train.collective`` is made of.
+
+        Args:
+            kind: Name of the call, the same on every rank.
+            payload: What this rank brings.
+            timeout_s: Seconds to wait, > 0.
+
+        Returns:
+            What rank 0 brought.
+
+        Raises:
+            CollectiveError: The ranks did not come together.
+        """
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s must be > 0, got {timeout_s!r}")
+        return self._meet(kind, payload, timeout_s)
 
     # -- ranks -----------------------------------------------------------------------------
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..configs.scaling import ScalingConfig
+from .preload import CONTROLLER_ENV, MODULES_VARIABLE
 
-__all__ = ["connect"]
+__all__ = ["connect", "controller_options"]
 
 logger = logging.getLogger("ray_lite.train")
+
+_NODE_TIMEOUT_S = 30.0
+_NODE_POLL_S = 0.01
 
 _embedded_cpus: int | None = None
 
@@ -38,31 +45,110 @@ def connect(config: ScalingConfig, preload_modules: Sequence[str]) -> None:
             return
         # Our own cluster, from an earlier and smaller run of this process.
         ray.shutdown()
-        _embedded_cpus = None
-    if os.environ.get("RAY_ADDRESS") or _is_cluster_here():
+    _embedded_cpus = None
+    address = os.environ.get("RAY_ADDRESS")
+    if address or _is_cluster_here():
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", logging_level=logging.WARNING)
+            ray.init(address=address or "auto", logging_level=logging.WARNING)
         except ConnectionError:
-            if os.environ.get("RAY_ADDRESS"):
+            if address:
                 raise
+            # The file of a cluster that is gone.
         else:
             return
-    start_embedded(num_cpus, preload_modules)
+    _start_embedded(num_cpus, preload_modules)
     _embedded_cpus = num_cpus
 
 
-def start_embedded(num_cpus: int, preload_modules: Sequence[str]) -> None:
-    """Start a cluster for this process alone."""
+def controller_options() -> dict[str, Any]:
+    """Options for the controller's actor that depend on the cluster.
+
+    The idle workers of an embedded cluster have imported the framework; they are for the
+    train function. A process with other variables is a process of its own, and a light one.
+    """
+    return {"runtime_env": {"env_vars": dict(CONTROLLER_ENV)}} if _embedded_cpus is not None else {}
+
+
+def _start_embedded(num_cpus: int, preload_modules: Sequence[str]) -> None:
     import ray
 
-    system_config = {"preload_python_modules": list(preload_modules)} if preload_modules else None
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        logging_level=logging.WARNING,
-        _system_config=system_config,
-    )
+    modules = ",".join(["ray_lite.train.execution.worker", *preload_modules])
+    with _lean_node(), _environment(MODULES_VARIABLE, modules):
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            _system_config={"preload_python_modules": ["ray_lite.train.execution.preload"]},
+        )
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable for the processes started meanwhile."""
+    old = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old
+
+
+@contextlib.contextmanager
+def _lean_node() -> Iterator[None]:
+    """Start a node without the two servers that a cluster of one process never uses.
+
+    ``ray.init`` has no option for it: even without a dashboard it starts the API server and
+    the autoscaler's monitor, waits for the first, and waits for both again at the end (about
+    2 s of the 8 s that a two-worker script takes on two cores). And it asks once a second
+    whether the node is up. Where Ray's internals look different, it starts as usual.
+    """
+    from ray._private import node, services
+
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        if callable(getattr(owner, name, None)):
+            replaced.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+    original_get_node = getattr(services, "get_node", None)
+
+    def get_node_soon(gcs_address: str, node_id: str) -> Any:
+        _wait_for_node(gcs_address, node_id)
+        assert original_get_node is not None
+        return original_get_node(gcs_address, node_id)
+
+    def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Left out."""
+
+    replace(node.Node, "start_api_server", nothing)
+    replace(node.Node, "start_monitor", nothing)
+    replace(services, "get_node", get_node_soon)
+    try:
+        yield
+    finally:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+
+
+def _wait_for_node(gcs_address: str, node_id: str) -> None:
+    """Return when the node has registered; at the latest after ``_NODE_TIMEOUT_S``, for Ray to say what is wrong."""
+    from ray._raylet import GcsClient
+
+    try:
+        client = GcsClient(address=gcs_address)
+        deadline = time.monotonic() + _NODE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if any(found.hex() == node_id for found in client.get_all_node_info(timeout=_NODE_TIMEOUT_S)):
+                return
+            time.sleep(_NODE_POLL_S)
+    # Internals of Ray that look different: then the node is waited for in Ray's own way.
+    except (AttributeError, TypeError) as error:
+        logger.debug("the start of the node cannot be watched: %s", error)
 
 
 def _is_cluster_here() -> bool:

@@ -7,9 +7,9 @@ One actor without a CPU of its own. What to do is decided elsewhere (``decide``,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +21,14 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..context.identity import RunIdentity
-from ..context.journal import read_tail, remove_journal
-from ..errors import ResourcesError, TrainError, WorkerStartError
+from ..context.journal import journal_root, read_tail, remove_journal
+from ..errors import CollectiveError, ResourcesError, TrainError, WorkerStartError
 from ..storage.store import RunStore
 from . import placement
 from .decide import Counts, FailureKind, after_failure, is_cascade
 from .failures import WorkerFailure, capture, describe, died
 from .ledger import Ledger, StartPoint
+from .meeting import Meetings
 from .messages import AttemptFailed, AttemptStarted, Event, Notice, RunEnd, RunReturn, RunSpec, WorkerSetup
 from .worker_group import BackendWorkers, Room, WorkerGroup
 
@@ -39,6 +40,7 @@ _MAX_WAITING_EVENTS = 5_000
 _ROOM_MESSAGE_S = 10.0
 _START_TIMEOUT_S = 1_800.0
 _START_NOTICE_S = 30.0
+_MEETING_NOTICE_S = 30.0
 _CAUSE_WINDOW_S = 1.0
 _DEATH_WINDOW_S = 0.1
 _END_TIMEOUT_S = 10.0
@@ -82,12 +84,14 @@ class Controller:
         self._events_drained = asyncio.Event()
         self._attempt = 0
         self._num_received: list[int] = []
+        self._meetings = Meetings(0)
+        self._filled: dict[int, asyncio.Event] = {}
         self._ledger_error: asyncio.Future[BaseException] | None = None
         self._group: WorkerGroup | None = None
         self._room: Room | None = None
         self._run_task: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._journal_root = os.path.join(tempfile.gettempdir(), f"ray_lite-{os.getuid()}", spec.run_id)
+        self._journal_root = str(journal_root() / spec.run_id)
 
     # -- called by the driver ------------------------------------------------------------------
 
@@ -142,6 +146,39 @@ class Controller:
             self._events_drained.clear()
             await self._events_drained.wait()
         await self._take(attempt, world_rank, first, records)
+
+    async def meet(self, attempt: int, world_rank: int, kind: str, payload: Any, timeout_s: float) -> Any:
+        """Bring a rank together with all others; returns what rank 0 brought, or why it cannot be.
+
+        Each rank waits in at most one call at a time, and ``max_concurrency`` leaves room for all.
+        """
+        if attempt != self._attempt:
+            return CollectiveError(f"attempt {attempt} of this run is over")
+        try:
+            number, meeting, is_complete = self._meetings.arrive(world_rank, kind, payload)
+        except ValueError as error:
+            return CollectiveError(str(error))
+        filled = self._filled.setdefault(number, asyncio.Event())
+        if is_complete:
+            filled.set()
+            del self._filled[number]
+            return meeting.payload
+        if not self._meetings.never_fills(meeting):
+            deadline = time.monotonic() + timeout_s
+            while (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(filled.wait(), min(left, _MEETING_NOTICE_S))
+                    break
+                if world_rank == min(meeting.arrived) and deadline - time.monotonic() > 0:
+                    text = f"{kind}() is still waiting for {self._meetings.missing(meeting)}"
+                    self._emit([Notice(level=logging.WARNING, text=text)])
+        if len(meeting.arrived) == self._world_size:
+            return meeting.payload
+        why = "they have finished" if self._meetings.never_fills(meeting) else f"not within timeout_s={timeout_s:g}"
+        return CollectiveError(
+            f"{kind}() on rank {world_rank} waits in vain for {self._meetings.missing(meeting)}: {why}; "
+            "every rank must make the same collective calls"
+        )
 
     async def _take(self, attempt: int, world_rank: int, first: int, records: Sequence[bytes]) -> None:
         def take() -> list[Event]:
@@ -203,6 +240,7 @@ class Controller:
                 # Reading and checking the checkpoint goes on while the processes start.
                 start, events = await self._in_ledger(self._ledger.begin_attempt, self._world_size)
                 self._attempt, self._num_received = start.attempt, [0] * self._world_size
+                self._meetings, self._filled = Meetings(self._world_size), {}
                 self._emit(events)
                 await self._bounded(starting, "starting the worker processes", group)
                 await self._bounded(self._set_up(group, start), "setting up the workers", group)
@@ -295,6 +333,8 @@ class Controller:
                     value_problem = result.value_problem
                 await self._take_rest(group, rank, result.num_records)
                 self._emit(await self._in_ledger(self._ledger.rank_finished, rank))
+                for number in self._meetings.finished(rank):
+                    self._filled[number].set()
         if failures:
             failures += await self._other_failures(group, pending, failures)
             raise _AttemptError(FailureKind.WORKER, failures)

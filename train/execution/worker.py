@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..context.current import set_context
-from ..context.journal import Journal
+from ..context.journal import Journal, journal_root, sweep
 from ..context.outbox import Outbox
 from ..context.reporter import Reporter
 from ..context.train_context import TrainContext
+from ..errors import CollectiveError
 from ..storage.store import RunStore
 from .datasets import shard_makers
 from .failures import capture
@@ -26,6 +27,7 @@ __all__ = ["Worker"]
 logger = logging.getLogger("ray_lite.train")
 
 _FLUSH_TIMEOUT_S = 30.0
+_INLINE_BYTES = 100_000
 
 
 class Worker:
@@ -61,11 +63,21 @@ class Worker:
 
         logging.getLogger("ray_lite").setLevel(setup.log_level)
         identity, attempt = setup.identity, setup.run.attempt
+        rank = identity.world_rank
 
         def send(first: int, records: Sequence[bytes]) -> None:
-            ray.get(controller.push.remote(attempt, identity.world_rank, first, list(records)))
+            ray.get(controller.push.remote(attempt, rank, first, list(records)))
+
+        def meet(kind: str, payload: Any, timeout_s: float) -> Any:
+            # In a list, so that the controller passes a reference on instead of fetching the data.
+            brought = [ray.put(payload)] if isinstance(payload, bytes) and len(payload) > _INLINE_BYTES else payload
+            got = ray.get(controller.meet.remote(attempt, rank, kind, brought, timeout_s))
+            if isinstance(got, CollectiveError):
+                raise got
+            return ray.get(got[0]) if isinstance(got, list) else got
 
         self._identity = identity
+        sweep(journal_root())
         self._outbox = Outbox(send, Journal(setup.journal_folder))
         store = RunStore(setup.root, setup.run.name)
         self._context = TrainContext(
@@ -74,10 +86,9 @@ class Worker:
             scaling_config=setup.scaling_config,
             store=store,
             reporter=Reporter(store, self._outbox, attempt=attempt, first_report_index=setup.first_report_index),
-            shards=shard_makers(
-                setup.datasets, world_rank=identity.world_rank, world_size=identity.world_size, fetch=ray.get
-            ),
+            shards=shard_makers(setup.datasets, world_rank=rank, world_size=identity.world_size, fetch=ray.get),
             checkpoint=setup.checkpoint,
+            meet=meet,
         )
         set_context(self._context)
         self._function: TrainFunction = open_train_function(function)

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
@@ -25,7 +25,7 @@ from .manifest import (
     check_relative,
 )
 from .root import StorageRoot
-from .transfer import download, problems_of
+from .transfer import download, problems_of, summary
 from .uri import redact, resolve_storage_path, split_protocol
 
 if TYPE_CHECKING:
@@ -185,13 +185,10 @@ class Checkpoint:
         files, source = self._files()
         entries = self._entries(files, source)
         if files.is_local:
-            missing = [
-                problem
-                for problem in problems_of(entries, files, source, digests=False)
-                if "missing" in problem or "bytes instead" in problem
-            ]
-            if missing:
-                raise CheckpointDamagedError(f"checkpoint {self._shown} is damaged: {'; '.join(missing[:3])}")
+            # Names that were added do no harm here; verify() and resuming do look at them.
+            problems = problems_of(entries, files, source, digests=False, may_hold=None)
+            if problems:
+                raise self._damaged(problems)
             yield source
             return
         from .shared_copy import shared_copy
@@ -253,8 +250,7 @@ class Checkpoint:
             except EnvelopeError as error:
                 problems.append(f"the metadata cannot be used: {error}")
         if problems:
-            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise CheckpointDamagedError(f"checkpoint {self._shown} is damaged: {'; '.join(problems[:3])}{more}")
+            raise self._damaged(problems)
 
     def get_metadata(self) -> dict[str, Any]:
         """The user's metadata; empty when none was set."""
@@ -299,6 +295,9 @@ class Checkpoint:
 
     def _files(self) -> tuple[Files, str]:
         return self._root.files()
+
+    def _damaged(self, problems: Sequence[str]) -> CheckpointDamagedError:
+        return CheckpointDamagedError(f"checkpoint {self._shown} is damaged: {summary(problems)}")
 
     @property
     def _shown(self) -> str:

@@ -106,13 +106,20 @@ class DiskFiles:
             raise
         return crc
 
+    def move(self, local_path: str, path: str) -> None:
+        try:
+            os.replace(local_path, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.replace(local_path, path)
+
     def get(self, path: str, local_path: str, size_bytes: int) -> int:
         _unlink(local_path)
         crc = copy_file(path, local_path)
         assert crc is not None
         return crc
 
-    def checksum(self, path: str) -> int:
+    def checksum(self, path: str, size_bytes: int) -> int:
         return checksum_file(path)
 
     def open_read(self, path: str) -> IO[bytes]:

@@ -8,14 +8,21 @@ ever takes a pattern: a folder named ``run[1]*`` is just a folder.
 
 from __future__ import annotations
 
+import re
 from typing import IO, Protocol
 
 import attrs
 
-__all__ = ["TEMPORARY_PREFIX", "Entry", "Files"]
+__all__ = ["TEMPORARY_PREFIX", "Entry", "Files", "is_temporary"]
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names of files that were not finished; at the start of a run, all of them are rubbish."""
+_TEMPORARY = re.compile(rf"^{re.escape(TEMPORARY_PREFIX)}[0-9a-f]{{16}}$")
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a file of that name is the rubbish of a write that was cut off."""
+    return _TEMPORARY.match(path.rpartition("/")[2]) is not None
 
 
 @attrs.frozen
@@ -68,11 +75,14 @@ class Files(Protocol):
         Without ``checksum``, it is left out (None) where computing it takes time.
         """
 
+    def move(self, local_path: str, path: str) -> None:
+        """Make a local file of the same disk the file at ``path``, without a copy. Only where ``is_local``."""
+
     def get(self, path: str, local_path: str, size_bytes: int) -> int:
         """Copy ``path`` to a local file whose folder exists, and return the crc32 of what arrived."""
 
-    def checksum(self, path: str) -> int:
-        """crc32 of the file as it is stored."""
+    def checksum(self, path: str, size_bytes: int) -> int:
+        """crc32 of the file as it is stored; ``size_bytes`` is what it should have."""
 
     def open_read(self, path: str) -> IO[bytes]:
         """Open the file for reading."""

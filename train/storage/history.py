@@ -59,18 +59,28 @@ class FileHistoryWriter:
     """Appends to a local file; what was appended survives the death of this process.
 
     When the disk refuses (it is full, say), lines wait in memory and go first the next time.
+
+    Args:
+        path: The file; made with its folder at the first line.
+        max_waiting_bytes: While the disk refuses, further lines beyond this are dropped.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, max_waiting_bytes: int = 256 << 20) -> None:
         self._path = path
+        self._max_waiting_bytes = max_waiting_bytes
+        self._num_dropped = 0
         self._waiting: deque[bytes] = deque()
         self._failed: OSError | None = None
         self._fd: int | None = None
 
     def append(self, lines: Sequence[bytes]) -> None:
-        if lines:
+        if not lines:
+            return
+        if self._failed is not None and sum(map(len, self._waiting)) > self._max_waiting_bytes:
+            self._num_dropped += len(lines)
+        else:
             self._waiting.append(b"\n".join(lines) + b"\n")
-            self.flush()
+        self.flush()
 
     def flush(self) -> None:
         try:
@@ -92,9 +102,9 @@ class FileHistoryWriter:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-        if self._waiting:
-            waiting = sum(data.count(b"\n") for data in self._waiting)
-            raise StorageError(f"{waiting} lines of history could not be stored in {self._path}: {self._failed}")
+        lost = self._num_dropped + sum(data.count(b"\n") for data in self._waiting)
+        if lost:
+            raise StorageError(f"{lost} lines of history could not be stored in {self._path}: {self._failed}")
 
     def _open(self) -> int:
         if self._fd is None:

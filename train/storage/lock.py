@@ -107,7 +107,9 @@ class RunLock:
                 other = self._read()
                 if other is not None:
                     self._refuse_if_alive(other, is_alive)
-                self._files.remove(self._path)
+                # Where nothing excludes others meanwhile, the lock may be somebody else's by now.
+                if self._read() == other:
+                    self._files.remove(self._path)
         raise RunInUseError(f"{self._shown} was taken by another process at this very moment")
 
     def release(self) -> None:

@@ -128,11 +128,28 @@ class RemoteFiles:
         self._check_name(path)
         return self._call(lambda: self._put_once(local_path, path, size_bytes), f"write {path}", size_bytes)
 
+    def move(self, local_path: str, path: str) -> None:
+        raise NotImplementedError("remote storage has no disk to share")
+
     def get(self, path: str, local_path: str, size_bytes: int) -> int:
         return self._call(lambda: self._get_once(path, local_path, size_bytes), f"read {path}", size_bytes)
 
-    def checksum(self, path: str) -> int:
-        return self._call(lambda: self._checksum_once(path), f"read {path}", self.size(path) or 0)
+    def checksum(self, path: str, size_bytes: int) -> int:
+        if self._is_memory or size_bytes <= _CHUNK:
+            return zlib.crc32(self.read(path))
+        if isinstance(self._fs, AsyncFileSystem):
+            # Ranges cost one request each; opening the file would ask for its size first.
+            crc = 0
+            for start in range(0, size_bytes, _CHUNK):
+                end = min(start + _CHUNK, size_bytes)
+                crc = zlib.crc32(self._read_range(path, start, end), crc)
+            return crc
+        return self._call(lambda: self._checksum_once(path), f"read {path}", size_bytes)
+
+    def _read_range(self, path: str, start: int, end: int) -> bytes:
+        return self._call(
+            lambda: cast(bytes, self._fs.cat_file(path, start=start, end=end)), f"read {path}", end - start
+        )
 
     def open_read(self, path: str) -> IO[bytes]:
         if self._is_memory:
@@ -267,8 +284,6 @@ class RemoteFiles:
         return crc
 
     def _checksum_once(self, path: str) -> int:
-        if self._is_memory:
-            return zlib.crc32(self._fs.cat_file(path))
         with self._fs.open(path, "rb") as stream:
             return checksum_stream(stream)
 

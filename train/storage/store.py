@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ from ..errors import (
     UploadError,
 )
 from .checkpoint import Checkpoint
-from .files import TEMPORARY_PREFIX, Files
+from .files import TEMPORARY_PREFIX, Entry, Files, is_temporary
 from .history import (
     HISTORY_FOLDER,
     FileHistoryWriter,
@@ -49,8 +50,8 @@ from .manifest import (
 from .retry import RetryPolicy
 from .root import StorageRoot
 from .run_record import RECORD_NAME, RunRecord
-from .transfer import list_source, problems_of, run_concurrently, upload
-from .uri import check_name, redact
+from .transfer import SourceFile, list_source, problems_of, run_concurrently, summary, upload
+from .uri import check_name, display_name, redact
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
@@ -59,6 +60,8 @@ __all__ = ["CommittedCheckpoint", "HolderInfo", "RunRecord", "RunStore", "Upload
 
 logger = logging.getLogger(__name__)
 
+# Unfinished by its name, so whatever is left of it is rubbish for the attempts after.
+_STAGING = re.compile(rf"^{re.escape(TEMPORARY_PREFIX)}staging-(\d+)-[0-9a-f]+$")
 _DIR_NAME = re.compile(r"^checkpoint_(\d{6,})(?:_attempt_(\d+))?$")
 
 
@@ -213,6 +216,30 @@ class RunStore:
         base = f"checkpoint_{report_index:06d}" if name is None else _check_dir_name(name)
         return base if attempt <= 1 else f"{base}_attempt_{attempt}"
 
+    def staging_directory(self, attempt: int) -> str:
+        """A new local folder whose files become the checkpoint without a copy.
+
+        It lies on the store's own disk, so ``upload`` renames its files: 1 GiB takes microseconds
+        instead of half a second, and afterwards the folder is empty and belongs to nobody. A file
+        of an earlier checkpoint that did not change may be hard-linked into it. For remote storage
+        it is an ordinary temporary folder, which is copied.
+
+        Args:
+            attempt: Leftovers are removed with those of this attempt.
+
+        Raises:
+            UploadError: The folder cannot be made.
+        """
+        try:
+            files, folder = self._open()
+            if not files.is_local:
+                return tempfile.mkdtemp(prefix="ray_lite_staging_")
+            path = f"{folder}/{TEMPORARY_PREFIX}staging-{attempt}-{secrets.token_hex(8)}"
+            os.makedirs(path)
+        except OSError as error:
+            raise UploadError(f"no staging folder can be made in {redact(self.path)}: {_reason(error)}") from error
+        return path
+
     def upload(
         self,
         checkpoint: Checkpoint,
@@ -224,7 +251,8 @@ class RunStore:
     ) -> UploadedPart:
         """Copy the files of one rank into storage. They become visible with ``commit``.
 
-        The folder is read, never changed; it may be removed as soon as this returns.
+        The folder is read, never changed; it may be removed as soon as this returns. Only the files
+        of a ``staging_directory`` are taken out of it.
 
         Args:
             checkpoint: Usually a local folder; one in remote storage is fetched first.
@@ -261,9 +289,12 @@ class RunStore:
         if files.is_local:
             _refuse_folder_around(source, target)
         sources = list_source(source)
+        is_staged = files.is_local and _is_staging(source, os.path.dirname(target))
         if _DIR_NAME.match(name) is None:
             self._mark(files, target, report_index, attempt)
         try:
+            if is_staged:
+                return UploadedPart(name, self._take_staged(sources, files, target, digests=digests))
             return UploadedPart(name, upload(sources, files, target, checksum=digests))
         except BaseException:
             # Another rank's files may lie in the same folder, so only this rank's go.
@@ -271,21 +302,44 @@ class RunStore:
                 _remove_quietly(files, f"{target}/{file.path}")
             raise
 
+    def _take_staged(
+        self, sources: list[SourceFile], files: Files, target: str, *, digests: bool
+    ) -> tuple[FileEntry, ...]:
+        entries = []
+        for file in sources:
+            if os.path.islink(file.local_path):
+                raise UploadError(f"staged file {file.path!r} is a symbolic link; stage the file itself or a hard link")
+            crc = format_crc32(files.checksum(file.local_path, file.size_bytes)) if digests else ""
+            entries.append(FileEntry(file.path, file.size_bytes, crc))
+        moved: list[SourceFile] = []
+        try:
+            for file in sources:
+                files.move(file.local_path, f"{target}/{file.path}")
+                moved.append(file)
+        except BaseException:
+            # There is no other copy of them.
+            for file in moved:
+                files.move(f"{target}/{file.path}", file.local_path)
+            raise
+        return tuple(entries)
+
     def add_digests(self, part: UploadedPart) -> UploadedPart:
         """``part`` with the checksums that ``upload(digests=False)`` left out, read from storage.
 
         Raises:
             UploadError: A file cannot be read back.
         """
-        missing = [file.path for file in part.files if not file.crc32]
+        missing = [file for file in part.files if not file.crc32]
         try:
             files, folder = self._open()
             checksums = run_concurrently(
-                lambda path: files.checksum(f"{folder}/{part.dir_name}/{path}"), missing, files.max_concurrency
+                lambda file: files.checksum(f"{folder}/{part.dir_name}/{file.path}", file.size_bytes),
+                missing,
+                files.max_concurrency,
             )
         except Exception as error:
             raise UploadError(f"{redact(self.path)}/{part.dir_name} cannot be read back: {_reason(error)}") from error
-        found = dict(zip(missing, map(format_crc32, checksums), strict=True))
+        found = {file.path: format_crc32(crc) for file, crc in zip(missing, checksums, strict=True)}
         return attrs.evolve(
             part, files=tuple(attrs.evolve(file, crc32=found.get(file.path, file.crc32)) for file in part.files)
         )
@@ -323,7 +377,7 @@ class RunStore:
             if MANIFEST_NAME in stored:
                 raise UploadError(f"{redact(checkpoint.path)} is a committed checkpoint already")
             checksums = run_concurrently(
-                lambda path: files.checksum(f"{folder}/{name}/{path}"), paths, files.max_concurrency
+                lambda path: files.checksum(f"{folder}/{name}/{path}", stored[path]), paths, files.max_concurrency
             )
         except UploadError:
             raise
@@ -471,7 +525,7 @@ class RunStore:
             logger.warning(
                 "checkpoint %s is damaged and is skipped for the next older one: %s",
                 redact(committed.path),
-                "; ".join(problems[:3]),
+                summary(problems),
             )
         return None
 
@@ -518,13 +572,17 @@ class RunStore:
         except Exception as error:  # noqa: BLE001  # as in delete
             logger.warning("%s could not be searched for leftovers: %s", redact(self.path), _reason(error))
             return removed
-        for entry in entries:
+        for entry in entries + self._unfinished_history(files, folder):
             path = f"{folder}/{entry.name}"
             try:
                 if not entry.is_dir:
-                    if not entry.name.startswith(TEMPORARY_PREFIX):
+                    if not display_name(entry.name).startswith(TEMPORARY_PREFIX):
                         continue
                     files.remove(path)
+                elif _STAGING.match(entry.name):
+                    if int(entry.name.split("-")[2]) >= before_attempt:
+                        continue
+                    files.remove_tree(path)
                 elif entry.name == HISTORY_FOLDER or not self._is_orphan(files, path, entry.name, before_attempt):
                     continue
                 else:
@@ -534,6 +592,17 @@ class RunStore:
                 continue
             removed.append(entry.name)
         return removed
+
+    def _unfinished_history(self, files: Files, folder: str) -> list[Entry]:
+        try:
+            found = files.entries(f"{folder}/{HISTORY_FOLDER}")
+        except Exception:  # noqa: BLE001  # as in remove_orphans, and these are a few bytes
+            return []
+        return [
+            Entry(f"{HISTORY_FOLDER}/{entry.name}", False, entry.size_bytes)
+            for entry in found
+            if is_temporary(entry.name)
+        ]
 
     def _is_orphan(self, files: Files, path: str, name: str, before_attempt: int) -> bool:
         # A damaged manifest means that it was a checkpoint: perhaps something of it can be saved by hand.
@@ -711,6 +780,12 @@ def _check_dir_name(name: str) -> str:
     if name in (HISTORY_FOLDER, RECORD_NAME):
         raise UploadError(f"checkpoint_dir_name must not be {name!r}, which is taken in every run's folder")
     return name
+
+
+def _is_staging(source: str, run_folder: str) -> bool:
+    return _STAGING.match(os.path.basename(source)) is not None and os.path.realpath(
+        os.path.dirname(source)
+    ) == os.path.realpath(run_folder)
 
 
 def _refuse_folder_around(source: str, target: str) -> None:

@@ -11,16 +11,16 @@ from typing import TypeVar
 import attrs
 
 from ..errors import CheckpointDamagedError, UploadError
-from .files import Files
+from .files import Files, is_temporary
 from .manifest import RESERVED_NAMES, FileEntry, check_relative, format_crc32
 
-__all__ = ["SourceFile", "download", "list_source", "problems_of", "run_concurrently", "upload"]
+__all__ = ["SourceFile", "download", "list_source", "problems_of", "run_concurrently", "summary", "upload"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # A file whose stored size is wrong after this many uploads is given up.
-_MAX_ROUNDS = 3
+_MAX_ROUNDS = 8
 
 
 @attrs.frozen
@@ -144,17 +144,17 @@ def download(entries: Sequence[FileEntry], files: Files, source: str, target: st
     by_size = sorted(entries, key=lambda entry: -entry.size_bytes)
     problems = [problem for problem in run_concurrently(get, by_size, files.max_concurrency) if problem]
     if problems:
-        raise CheckpointDamagedError(f"checkpoint {source} is damaged: {_summary(problems)}")
+        raise CheckpointDamagedError(f"checkpoint {source} is damaged: {summary(problems)}")
 
 
 def problems_of(
-    entries: Sequence[FileEntry], files: Files, folder: str, *, digests: bool, may_hold: Iterable[str] = ()
+    entries: Sequence[FileEntry], files: Files, folder: str, *, digests: bool, may_hold: Iterable[str] | None = ()
 ) -> list[str]:
     """What is wrong with the files of a committed checkpoint: missing, extra, of another size or content.
 
     Args:
         digests: Read every byte and compare checksums; else sizes only.
-        may_hold: Names that are not in ``entries`` and yet belong there.
+        may_hold: Names that are not in ``entries`` and yet belong there; None for any.
     """
     stored = files.walk(folder)
     problems: list[str] = []
@@ -168,12 +168,15 @@ def problems_of(
             right_size.append(entry)
         else:
             problems.append(problem)
-    problems += [f"{name!r} was not committed with it" for name in sorted(set(stored) - set(may_hold))]
+    if may_hold is not None:
+        # A write of metadata that was cut off is no reason to lose the checkpoint.
+        strangers = sorted(name for name in set(stored) - set(may_hold) if not is_temporary(name))
+        problems += [f"{name!r} was not committed with it" for name in strangers]
     if digests and not problems:
 
         def check(entry: FileEntry) -> str | None:
             try:
-                return _compare(entry, entry.size_bytes, files.checksum(f"{folder}/{entry.path}"))
+                return _compare(entry, entry.size_bytes, files.checksum(f"{folder}/{entry.path}", entry.size_bytes))
             except FileNotFoundError:
                 return f"{entry.path!r} is missing"
 
@@ -214,6 +217,7 @@ def _compare(entry: FileEntry, size_bytes: int | None, crc: int | None) -> str |
     return None
 
 
-def _summary(problems: Sequence[str]) -> str:
+def summary(problems: Sequence[str]) -> str:
+    """The first three of ``problems``, and how many more there are."""
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more

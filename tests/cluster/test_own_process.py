@@ -1,0 +1,194 @@
+"""Runs in processes of their own: Ctrl-C, the embedded cluster, several nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+HERE = Path(__file__).resolve().parent
+
+
+def script(tmp_path: Path, body: str) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text("import os, sys, json, time, signal, threading\nfrom ray_lite import train\n" + body)
+    return path
+
+
+def start(path: Path, *args: str, **env: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), **env}
+    environment.setdefault("RAY_AUTH_MODE", "disabled")
+    return subprocess.Popen(
+        [sys.executable, str(path), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen, timeout_s: float = 120) -> str:
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"not finished within {timeout_s} s\n{out}\n{err}") from None
+    assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err}"
+    return out
+
+
+def processes_in_session(session: int, *, without: str = "") -> list[int]:
+    """Processes of a session that still live; not those whose title holds ``without``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                title = (entry / "cmdline").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[3]) == session and fields[0] != "Z" and not (without and without in title):
+                found.append(int(entry.name))
+    return found
+
+
+EMBEDDED = """
+def fn():
+    import torch.distributed as dist
+    train.report({"initialized": dist.is_initialized(), "size": dist.get_world_size()})
+    return os.getpid()
+
+if __name__ == "__main__":
+    from ray_lite.train import RunConfig, ScalingConfig
+    trainer = train.torch.TorchTrainer(
+        fn, scaling_config=ScalingConfig(num_workers=int(sys.argv[2])), run_config=RunConfig(storage_path=sys.argv[1])
+    )
+    result = trainer.fit()
+    import ray
+    print(json.dumps({"metrics": result.metrics, "cpus": ray.cluster_resources()["CPU"], "pid": result.return_value}))
+"""
+
+
+def test_without_ray_running_fit_starts_a_cluster_with_the_cpus_asked_for_and_ends_it_with_the_process(tmp_path):
+    num_workers = (os.cpu_count() or 1) + 1
+    process = start(script(tmp_path, EMBEDDED), str(tmp_path / "runs"), str(num_workers))
+    out = json.loads(finish(process, 180).splitlines()[-1])
+    assert out["metrics"] == {"initialized": True, "size": num_workers}
+    assert out["cpus"] == num_workers
+    wait_until(lambda: not processes_in_session(process.pid), "every process of the embedded cluster has ended", 60)
+
+
+INTERRUPTED = """
+def fn(config):
+    for i in range(5):
+        train.report({"i": i})
+    open(config["flag"], "w").close()
+    signal.pause()
+
+def again():
+    train.report({"again": True})
+
+if __name__ == "__main__":
+    import ray
+    from ray_lite.train import RunConfig, ScalingConfig
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    def trainer(f, **k):
+        return train.DataParallelTrainer(
+            f, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=sys.argv[1], name="x"), **k
+        )
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    began = time.monotonic()
+    try:
+        trainer(fn, train_loop_config={"flag": sys.argv[2]}).fit()
+    except KeyboardInterrupt:
+        print("interrupted")
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    from conftest import living_actors, placement_groups
+    from waiting import wait_until
+    wait_until(lambda: not living_actors() and not placement_groups(), "everything is given back")
+    record = train.Result.from_path(os.path.join(sys.argv[1], "x"))
+    print(record.metrics)
+    print(trainer(again).fit().metrics)
+"""
+
+
+def test_ctrl_c_gives_everything_back_and_the_same_process_can_fit_again(tmp_path):
+    flag = tmp_path / "flag"
+    process = start(script(tmp_path, INTERRUPTED), str(tmp_path / "runs"), str(flag))
+    wait_until(flag.exists, "the train function runs", 120)
+    process.send_signal(signal.SIGINT)
+    out = finish(process, 60)
+    assert out.splitlines()[-3:] == ["interrupted", "{'i': 4}", "{'again': True}"]
+
+
+TWO_NODES = """
+def fn(config):
+    import ray
+    c = train.get_context()
+    with open(config["notes"], "a") as file:
+        file.write(json.dumps([c.get_world_rank(), c.get_local_rank(), c.get_local_world_size(), c.get_node_rank(),
+            ray.get_runtime_context().get_node_id()]) + "\\n")
+    if c.get_world_rank() == c.get_world_size() - 1:
+        for i in range(100):
+            train.report({"i": i})
+        if config["kill"] and c.get_attempt() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        train.report({"i": 0})
+
+if __name__ == "__main__":
+    from ray.cluster_utils import Cluster
+    from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
+    cluster.add_node(num_cpus=2)
+    import ray
+    ray.init(address=cluster.address, logging_level="ERROR")
+    for strategy in ("SPREAD", "PACK"):
+        for attempt in range(2):
+            notes = sys.argv[2] + f"-{strategy}-{attempt}"
+            train.DataParallelTrainer(
+                fn, train_loop_config={"notes": notes, "kill": attempt == 1},
+                scaling_config=ScalingConfig(num_workers=4, placement_strategy=strategy),
+                run_config=RunConfig(storage_path=sys.argv[1], failure_config=FailureConfig(max_failures=1)),
+            ).fit()
+            print(notes)
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_on_two_nodes_ranks_are_consecutive_per_node(tmp_path):
+    """Two raylets that share an address: grouped by node id, not by address."""
+    process = start(script(tmp_path, TWO_NODES), str(tmp_path / "runs"), str(tmp_path / "notes"))
+    for name in finish(process, 240).splitlines():
+        if not name.startswith(str(tmp_path)):
+            continue
+        rows = sorted(json.loads(line) for line in Path(name).read_text().splitlines()[-4:])
+        assert [row[0] for row in rows] == [0, 1, 2, 3]
+        nodes = list(dict.fromkeys(row[4] for row in rows))
+        assert len(nodes) == 2
+        for node_rank, node in enumerate(nodes):
+            group = [row for row in rows if row[4] == node]
+            assert [row[0] for row in group] == list(range(group[0][0], group[0][0] + len(group)))
+            assert [row[1] for row in group] == list(range(len(group)))
+            assert {row[2] for row in group} == {len(group)}
+            assert {row[3] for row in group} == {node_rank}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_when_the_driver_dies_nothing_is_left_behind(tmp_path, signal_number):
+    flag = tmp_path / "flag"
+    process = start(script(tmp_path, INTERRUPTED), str(tmp_path / "runs"), str(flag))
+    wait_until(flag.exists, "the train function runs", 120)
+    process.send_signal(signal_number)
+    process.communicate(timeout=60)
+    # Ray's own two agents outlive a killed driver by minutes; what is ours goes within seconds.
+    wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
