@@ -1,6 +1,8 @@
 # make digits   trains on the handwritten digits; ARGS="--num-workers 4 --name mine" reaches the script
 # make test     lint, types, every test; what .ci/run calls
 # make setup    what both begin with: .venv with the project and the pinned versions in it
+# make bench    the benchmarks, a table each; ARGS="--runs 1" reaches the scripts, BENCH="fit reports" chooses
+# make bench-peer   .venv-peer with Ray Train, for its column in those tables
 #
 # PYTHON=python3.12 chooses the interpreter of a new .venv.
 
@@ -12,9 +14,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 EXTRAS := torch,client,examples,dev
 
+PEER_VENV := .venv-peer
+PEER_STAMP := $(PEER_VENV)/.installed
+BENCH ?= imports startup fit reports recovery
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup digits test lint types tests format clean
+.PHONY: help setup digits test lint types tests bench bench-peer format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -52,9 +58,19 @@ types: $(STAMP)
 tests: $(STAMP)
 	$(PY) -m pytest $(ARGS)
 
+bench: $(STAMP)
+	@set -e; for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS); done
+
+bench-peer: $(PEER_STAMP)
+
+$(PEER_STAMP): benchmarks/peer-requirements.txt
+	$(PYTHON) -m venv --clear $(PEER_VENV)
+	$(PEER_VENV)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER_VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,8 +6,12 @@ Environment read here: ``HYPOTHESIS_PROFILE``, "repeatable" (the default) or "ex
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
+import servers
 from hypothesis import HealthCheck, settings
+from servers import Server, SshServer
 
 # The same examples on every machine and in every run: a red test means that the change under test made it red.
 # No deadline: the time of one example says more about the machine than about us.
@@ -17,3 +21,53 @@ settings.register_profile(
     "explore", max_examples=2_000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+# Storage servers: each starts when the first test asks for it, and ends with the session.
+
+
+def _wake_fsspec() -> None:
+    """Start the one thread in which fsspec's drivers run, so that no test is blamed for it."""
+    from fsspec.asyn import get_loop
+
+    get_loop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    _wake_fsspec()
+    with servers.s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[Server]:
+    _wake_fsspec()
+    with servers.azure() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[Server]:
+    _wake_fsspec()
+    with servers.google() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sshd_server() -> Iterator[SshServer]:
+    _wake_fsspec()
+    with servers.sshd() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp_server(sshd_server: SshServer) -> Iterator[Server]:
+    with servers.sftp(sshd_server) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sshfs_server(sshd_server: SshServer) -> Iterator[Server]:
+    with servers.sshfs(sshd_server) as server:
+        yield server

@@ -140,6 +140,9 @@ def failure_configs(draw: st.DrawFn) -> FailureConfig:
         max_preemption_failures=draw(integers_of_any_kind(-1, 100)),
         relax_collectives_on_preemption=draw(st.booleans()),
         preemption_grace_s=draw(seconds),
+        restart=draw(st.sampled_from(["process", "in_place"])),
+        standby_workers=draw(integers_of_any_kind(0, 8)),
+        hang_timeout_s=draw(st.none() | st.floats(0.1, 1e6)),
     )
 
 

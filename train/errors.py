@@ -19,6 +19,7 @@
     │   └── RunInUseError                      another live process writes to the run of that name
     ├── LegacyAPIError (RuntimeError)          an old API that has no equivalent here
     ├── WorkerDiedError                        a worker process ended before its train function returned
+    ├── HangError                              no rank moved for ``hang_timeout_s``
     ├── WorkerStartError                       a worker could not be set up
     └── TrainingFailedError (RuntimeError)     what ``fit()`` raises; ``.result`` holds what was saved
         ├── WorkerGroupError                   ``.worker_failures``: world rank → the exception
@@ -47,6 +48,7 @@ __all__ = [
     "ConfigTypeError",
     "ControllerError",
     "DatasetNotFoundError",
+    "HangError",
     "LegacyAPIError",
     "NotInTrainFunctionError",
     "PreemptionError",
@@ -161,6 +163,17 @@ class WorkerDiedError(TrainError):
 
     def __str__(self) -> str:
         return f"worker {self.world_rank} on {self.node_ip} died: {self.detail}"
+
+
+class HangError(TrainError):
+    """No rank has moved for ``FailureConfig.hang_timeout_s``; ``stacks`` shows where all of them stand."""
+
+    def __init__(self, world_rank: int, node_ip: str, stacks: str) -> None:
+        super().__init__(world_rank, node_ip, stacks)
+        self.world_rank, self.node_ip, self.stacks = world_rank, node_ip, stacks
+
+    def __str__(self) -> str:
+        return f"rank {self.world_rank} on {self.node_ip} hangs: {self.stacks}"
 
 
 class WorkerStartError(TrainError):

@@ -57,8 +57,11 @@ class Result:
 
     @property
     def metrics_history(self) -> list[dict[str, Any]]:
-        """Every report of rank 0 in order, read from storage; work that a restart repeated counts once."""
-        return [dict(row.metrics) for row in self._rows()]
+        """Every report of rank 0 in order, read from storage; work that a restart repeated counts once.
+
+        With ``RunConfig(metrics_over_ranks=["mean"])`` there is ``loss/mean`` over all ranks beside ``loss``.
+        """
+        return [_columns(row) for row in self._rows()]
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
@@ -79,7 +82,7 @@ class Result:
         if not rows:
             return None
         return pandas.DataFrame(
-            [dict(row.metrics) for row in rows], index=pandas.Index([row.report_index for row in rows], name="report")
+            [_columns(row) for row in rows], index=pandas.Index([row.report_index for row in rows], name="report")
         )
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
@@ -176,3 +179,8 @@ def build_result(
         return_value=return_value,
         store=store,
     )
+
+
+def _columns(row: HistoryRow) -> dict[str, Any]:
+    # Rank 0's own first, and under a name that both have its own.
+    return {**row.metrics, **{name: value for name, value in row.over_ranks.items() if name not in row.metrics}}

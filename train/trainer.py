@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from .callback import RunContext
 from .configs import DataConfig, RunConfig, ScalingConfig
 from .configs._options import expect_config
 from .data.sources import check_datasets
-from .errors import ConfigError, ConfigTypeError, ControllerError, TrainError
+from .errors import ConfigError, ConfigTypeError, ControllerError, TrainError, WorkerGroupError
 from .execution.backend import BackendConfig
 from .execution.datasets import pack_datasets
 from .execution.decide import Counts
 from .execution.failures import build_error, restore_exception
+from .execution.fresh import fresh_name
 from .execution.ledger import Ledger
 from .execution.messages import (
     AttemptFailed,
@@ -36,11 +40,15 @@ from .storage.checkpoint import Checkpoint
 from .storage.root import StorageRoot
 from .storage.store import RunStore
 
+if TYPE_CHECKING:
+    from .execution.worker_group import WorkerGroup
+
 __all__ = ["DataParallelTrainer"]
 
 logger = logging.getLogger("ray_lite.train")
 
 _INTERRUPT_TIMEOUT_S = 10.0
+_SIGTERM_GRACE_S = 30.0
 _MAX_CONTROLLER_DEATHS_WITHOUT_PROGRESS = 3
 
 
@@ -130,9 +138,15 @@ class _Run:
             path=config.storage_path, options=dict(config.storage_options or {}), filesystem=config.storage_filesystem
         )
         assert config.name is not None
-        self._store = RunStore(self._root, config.name)
+        name = config.name
+        if config.resume == "never":
+            name = fresh_name(self._root, config.name)
+            if name != config.name:
+                logger.info('resume="never": there is a run %s already, so this one is %s', config.name, name)
+        self._store = RunStore(self._root, name)
         self._run_id = uuid.uuid4().hex
         self._callbacks = list(config.callbacks)
+        self._controller: Any = None
         self._last_failures: tuple[Any, ...] = ()
         self._num_attempts = 0
         self._context = RunContext(
@@ -172,6 +186,7 @@ class _Run:
             start_checkpoint=self._trainer._start_checkpoint,
             resume=self._config.resume,
             wants_reports=spec.wants_reports,
+            metrics_over_ranks=spec.metrics_over_ranks,
         )
         self._call("on_run_start")
         return run_locally(spec, ledger, self._trainer._function, self._handle)
@@ -193,35 +208,72 @@ class _Run:
         import ray
 
         from .execution.cluster import connect
+        from .execution.probe import check_client_storage
+        from .execution.worker_group import check_room
 
         connect(self._scaling, self._trainer.backend_config.preload_modules)
-        world_size = self._scaling.max_workers
-        spec = self._spec(function=ray.put(function), datasets=self._pack(put=ray.put, world_size=world_size))
-        self._call("on_run_start")
-        end = self._direct(spec)
-        value = None
-        if end.value is not None:
-            value, problem = _fetch_value(end.value)
-            if problem is not None:
-                logger.warning("%s; result.return_value is None", problem)
-        if self._controller is not None:
-            ray.kill(self._controller)
+        check_client_storage(self._root.child(self._store.name))
+        check_room(self._scaling)
+        group = self._start_first_group()
+        try:
+            spec = self._spec(
+                function=ray.put(function), datasets=self._pack(put=ray.put, world_size=self._scaling.max_workers)
+            )
+            self._call("on_run_start")
+            end = self._direct(spec, group)
+            value = None
+            if end.value is not None:
+                value, problem = _fetch_value(end.value)
+                if problem is not None:
+                    logger.warning("%s; result.return_value is None", problem)
+            if self._controller is not None:
+                ray.kill(self._controller)
+        except BaseException:
+            _give_back(group)
+            raise
         return end, value, None
 
-    def _direct(self, spec: RunSpec) -> RunEnd:
+    def _start_first_group(self) -> WorkerGroup | None:
+        """Ask for the first workers at once: they come up while the controller does.
+
+        In an embedded cluster they also take the processes that have imported the framework
+        ahead, before the controller can. An elastic group waits for the controller, which
+        chooses its size.
+        """
+        from .execution.worker_group import Room, WorkerGroup
+
+        if self._scaling.elasticity_enabled:
+            return None
+        group = WorkerGroup(
+            self._scaling,
+            Room(self._scaling, self._scaling.max_workers, self._run_id),
+            self._config.worker_runtime_env,
+            self._trainer.backend_config.preload_modules,
+            self._config.failure_config.standby_workers,
+        )
+        group.fill()
+        group.begin_imports()
+        return group
+
+    def _direct(self, spec: RunSpec, group: WorkerGroup | None) -> RunEnd:
         """Start a controller and follow it; start another when it dies."""
         import ray
         from ray.exceptions import RayActorError
+
+        from .execution.worker_group import remove_rooms
 
         deaths = deaths_without_progress = 0
         counts = Counts()
         while True:
             attempts_before = self._num_attempts
-            controller = self._controller = self._start_controller(spec, counts)
+            controller = self._controller = self._start_controller(spec, counts, group)
             running = controller.run.remote()
             try:
                 return self._follow(controller)
             except RayActorError as error:
+                _give_back(group)
+                group = None
+                remove_rooms(self._run_id)
                 deaths += 1
                 deaths_without_progress = 0 if self._num_attempts > attempts_before else deaths_without_progress + 1
                 limit = self._config.failure_config.controller_failure_limit
@@ -229,34 +281,36 @@ class _Run:
                     reason = f"the controller of the run died {deaths} times: {error}"
                     return RunEnd(state="failed", reason=reason, error=error)
                 logger.warning("the controller of the run died, starting a new one (%s)", error)
-            except BaseException:
-                # Ctrl-C, SIGTERM, an error of our own: give everything back before it goes on.
+                # By now there is a run of this name, and it is this one.
+                spec = attrs.evolve(spec, resume="auto")
+            except BaseException as error:
+                # Ctrl-C, SIGTERM, an error of our own: give everything back before it goes on. SIGTERM comes
+                # as SystemExit from Ray's handler, and leaves the train functions time to save.
+                grace_s = 0.0
+                if isinstance(error, SystemExit):
+                    grace_s = self._config.failure_config.preemption_grace_s or _SIGTERM_GRACE_S
                 with contextlib.suppress(Exception):
-                    ray.get(controller.stop.remote(), timeout=_INTERRUPT_TIMEOUT_S)
+                    ray.get(controller.stop.remote(grace_s), timeout=grace_s + _INTERRUPT_TIMEOUT_S)
                 with contextlib.suppress(Exception):
                     ray.kill(controller)
                 raise
             finally:
                 del running
 
-    def _start_controller(self, spec: RunSpec, counts: Counts) -> Any:
+    def _start_controller(self, spec: RunSpec, counts: Counts, group: WorkerGroup | None) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from .execution.cluster import controller_options
-        from .execution.controller import Controller
-
         return (
-            ray.remote(Controller)
+            _controller_class()
             .options(
                 num_cpus=0,
                 max_restarts=0,
                 # Each worker has one call under way at a time, and the driver two.
                 max_concurrency=2 * self._scaling.max_workers + 1_000,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-                **controller_options(),
             )
-            .remote(spec, counts)
+            .remote(spec, counts, group)
         )
 
     def _follow(self, controller: Any) -> RunEnd:
@@ -312,9 +366,8 @@ class _Run:
 
     def _spec(self, *, function: Any, datasets: Mapping[str, DatasetShipment]) -> RunSpec:
         config = self._config
-        assert config.name is not None
         return RunSpec(
-            run_name=config.name,
+            run_name=self._store.name,
             run_id=self._run_id,
             root=self._root,
             function=function,
@@ -328,6 +381,7 @@ class _Run:
             start_checkpoint=self._trainer._start_checkpoint,
             resume=config.resume,
             wants_reports=any(_overrides(callback, "after_report") for callback in self._callbacks),
+            metrics_over_ranks=config.metrics_over_ranks,
             log_level=config.logging_config.log_level,
             config_record={
                 "scaling_config": self._scaling.to_dict(),
@@ -360,15 +414,19 @@ class _Run:
         )
 
     def _failure(self, end: RunEnd, result: Result, error: BaseException | None) -> BaseException:
-        import attrs
-
         if end.failures:
             failed = build_error(
-                end.failures, attempt=end.attempt, reason=end.reason, run_path=self._store.path, result=result
+                end.failures,
+                attempt=end.attempt,
+                reason=end.reason,
+                run_path=self._store.path,
+                result=result,
+                is_preemption=end.is_preemption,
             )
             if error is not None:  # local mode: the very object, with its traceback
                 failed.__cause__ = error
-                failed.worker_failures[0] = error
+                if isinstance(failed, WorkerGroupError):
+                    failed.worker_failures[0] = error
             failed.result = attrs.evolve(result, error=failed)
             if self._config.failure_config.fail_fast == "raise" and failed.__cause__ is not None:
                 return failed.__cause__
@@ -380,6 +438,23 @@ class _Run:
         controller_error.__cause__ = end.error
         controller_error.result = attrs.evolve(result, error=controller_error)
         return controller_error
+
+
+@functools.cache
+def _controller_class() -> Any:
+    """The actor class; Ray would pickle it anew for each run."""
+    import ray
+
+    from .execution.controller import Controller
+
+    return ray.remote(Controller)
+
+
+def _give_back(group: WorkerGroup | None) -> None:
+    """End workers that the driver has started and nobody else will end."""
+    if group is not None:
+        group.close()
+        group.room.remove()
 
 
 def _overrides(callback: Any, hook: str) -> bool:

@@ -60,7 +60,7 @@ def test_unknown_names_list_the_known_ones_and_the_default_name_is_train(fit):
         assert len(train.get_dataset_shard()) == 2
         train.get_dataset_shard("trian")
 
-    with pytest.raises(WorkerGroupError, match="'trian'.*'train'") as caught:
+    with pytest.raises(WorkerGroupError, match=r"'trian'.*'train'") as caught:
         fit(fn, ds={"train": range(4)})
     assert isinstance(caught.value.__cause__, DatasetNotFoundError)
     with pytest.raises(WorkerGroupError, match="was given none"):

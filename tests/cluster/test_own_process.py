@@ -101,9 +101,8 @@ if __name__ == "__main__":
     from ray_lite.train import RunConfig, ScalingConfig
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     def trainer(f, **k):
-        return train.DataParallelTrainer(
-            f, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=sys.argv[1], name="x"), **k
-        )
+        run_config = RunConfig(storage_path=sys.argv[1], name="x")
+        return train.DataParallelTrainer(f, scaling_config=ScalingConfig(num_workers=2), run_config=run_config, **k)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     began = time.monotonic()
     try:

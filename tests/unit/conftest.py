@@ -1,18 +1,5 @@
-"""The long form of the storage proofs: counted runs that `make test` need not repeat each time."""
+"""The long forms of the storage proofs run on request only."""
 
-from __future__ import annotations
+from proofs import pytest_collection_modifyitems, pytest_configure
 
-import pytest
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "proof: the long form of a proof; runs only with `-m proof`")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "proof" in (config.option.markexpr or ""):
-        return
-    long_ones = [item for item in items if item.get_closest_marker("proof")]
-    if long_ones:
-        config.hook.pytest_deselected(items=long_ones)
-        items[:] = [item for item in items if not item.get_closest_marker("proof")]
+__all__ = ["pytest_collection_modifyitems", "pytest_configure"]

@@ -43,3 +43,13 @@ def test_equal_ranks_are_brought_together():
 def test_rank_0_alone_is_not_held_up_by_ranks_that_never_report():
     consolidator = Consolidator(4)
     assert [r.report_index for i in range(5) for r in consolidator.add(0, i, b"x")] == [0, 1, 2, 3, 4]
+
+
+def test_it_may_wait_for_ranks_that_have_never_reported():
+    consolidator = Consolidator(2, waits_for_all=True)
+    assert list(consolidator.add(1, 0, b"1")) == []
+    (report,) = consolidator.add(0, 0, b"0")
+    assert report.lines == {0: b"0", 1: b"1"}
+    assert list(consolidator.add(0, 1, b"0")) == []
+    (report,) = consolidator.finished(1)
+    assert report.lines == {0: b"0"}

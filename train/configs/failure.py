@@ -6,7 +6,18 @@ import attrs
 
 from ..errors import ConfigError, ConfigTypeError
 from ._config import Config
-from ._options import boolean, integer, number, shown, to_bool, to_float, to_int, with_option_hints
+from ._options import (
+    boolean,
+    choice,
+    integer,
+    number,
+    shown,
+    to_bool,
+    to_float,
+    to_float_or_none,
+    to_int,
+    with_option_hints,
+)
 
 __all__ = ["FailureConfig"]
 
@@ -48,6 +59,19 @@ class FailureConfig(Config):
     """Whether ``report`` and the collectives stop waiting for ranks on nodes that are being taken away."""
     preemption_grace_s: float = attrs.field(default=0.0, converter=to_float, validator=number(minimum=0))
     """Seconds >= 0 that ranks get to finish after a preemption notice before they are stopped."""
+
+    restart: str = attrs.field(default="process", validator=choice("process", "in_place"))
+    """How workers start again: ``"process"`` in fresh processes; ``"in_place"`` uses those again whose
+    train function has come to rest (within a second), which is much faster and keeps their memory:
+    module globals, CUDA contexts and threads of the failed attempt are still there."""
+    standby_workers: int = attrs.field(default=0, converter=to_int, validator=integer(minimum=0))
+    """Extra processes, >= 0, that wait with the framework imported and take the place of lost workers;
+    about 265 MB each with torch. For workers without GPUs."""
+    hang_timeout_s: float | None = attrs.field(
+        default=None, converter=to_float_or_none, validator=number(minimum=0.1, optional=True)
+    )
+    """Seconds >= 0.1 after which a run in which no rank moves counts as failed; None only warns.
+    A rank moves by a report, or by ``get_context().heartbeat()``."""
 
     def __attrs_post_init__(self) -> None:
         message = f"FailureConfig.fail_fast must be False, True or 'raise', got {shown(self.fail_fast)}"

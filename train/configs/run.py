@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import attrs
 
 from ..errors import ConfigError, ConfigTypeError, LegacyAPIError
-from ..storage.uri import check_name, redact, resolve_storage_path
+from ..storage.uri import check_name, check_name_below, redact, resolve_storage_path
 from ._config import MASK, Config, as_plain, mask_secrets
 from ._deprecation import warn_deprecated
 from ._options import choice, instance_of_config, shown, type_name, with_option_hints
@@ -147,6 +147,14 @@ def _to_callbacks(value: Sequence[Any] | None) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _to_functions(value: Sequence[str] | None) -> tuple[str, ...]:
+    known = ("mean", "min", "max")
+    found = (value,) if isinstance(value, str) else value or ()
+    if not isinstance(found, (list, tuple)) or any(name not in known for name in found):
+        raise ConfigError(f"RunConfig.metrics_over_ranks must be a list of {', '.join(known)}, got {shown(value)}")
+    return tuple(dict.fromkeys(found))
+
+
 def _to_failure(value: FailureConfig | None) -> FailureConfig:
     return FailureConfig() if value is None else value
 
@@ -210,8 +218,13 @@ class RunConfig(Config):
     )
     """Ray runtime environment of the workers; its ``env_vars`` go before those that the library sets."""
     resume: str = attrs.field(default="auto", validator=choice("auto", "never", "must"))
-    """``"auto"`` continues the run of this name if there is one, ``"must"`` fails if there is none,
-    ``"never"`` continues none."""
+    """``"auto"`` continues the run of this name if there is one, from its newest checkpoint that is whole;
+    ``"must"`` fails if it has none. ``"never"`` continues none: if there is a run of this name, it is left
+    as it is, and this one is called ``<name>_2`` (``_3``, ...) and lies in a folder of its own."""
+
+    metrics_over_ranks: tuple[str, ...] = attrs.field(default=(), converter=_to_functions)
+    """What the history keeps of each number over all ranks, besides rank 0's own: of ``"mean"``, ``"min"``,
+    ``"max"``; shown as ``loss/mean`` in ``Result.metrics_history``."""
 
     @storage_filesystem.validator
     def _check_filesystem(self, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -261,6 +274,7 @@ class RunConfig(Config):
         except ConfigError as error:
             raise type(error)(f"RunConfig.{error}") from None
         object.__setattr__(self, "storage_path", resolved)
+        check_name_below("RunConfig.name", self.name, resolved, has_filesystem=self.storage_filesystem is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values that ``json.dumps`` takes, without secrets; see the class."""

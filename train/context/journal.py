@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["Journal", "journal_root", "read_tail", "remove_journal", "sweep"]
+__all__ = ["Journal", "claim_folder", "is_running", "journal_root", "read_tail", "remove_journal", "sweep"]
 
 _SEGMENT = "reports_{first:012d}.jsonl"
 _MAX_SEGMENT_BYTES = 8 << 20
@@ -27,6 +27,14 @@ def journal_root() -> Path:
     return Path(tempfile.gettempdir()) / f"ray_lite-{os.getuid()}"
 
 
+def claim_folder(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder of one worker and attempt, if it is missing, and note that this process owns it (see ``sweep``)."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (path / _OWNER).write_text(str(os.getpid()))
+    return path
+
+
 class Journal:
     """Appends records; belongs to one writer.
 
@@ -36,9 +44,7 @@ class Journal:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, max_segment_bytes: int = _MAX_SEGMENT_BYTES) -> None:
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self._folder / _OWNER).write_text(str(os.getpid()))
+        self._folder = claim_folder(folder)
         self._max_segment_bytes = max_segment_bytes
         self._count = 0
         self._segments: list[tuple[int, Path]] = []
@@ -117,14 +123,15 @@ def sweep(root: Path, *, min_age_s: float = _MIN_AGE_S) -> list[Path]:
         for run in root.iterdir():
             owners = list(run.glob(f"attempt_*/rank_*/{_OWNER}"))
             newest = max((owner.parent.stat().st_mtime for owner in owners), default=run.stat().st_mtime)
-            if time.time() - newest < min_age_s or any(_is_running(owner.read_text()) for owner in owners):
+            if time.time() - newest < min_age_s or any(is_running(owner.read_text()) for owner in owners):
                 continue
             shutil.rmtree(run, ignore_errors=True)
             removed.append(run)
     return removed
 
 
-def _is_running(pid: str) -> bool:
+def is_running(pid: str) -> bool:
+    """Whether a process of that number lives on this machine; also False for what is no number."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError):

@@ -5,6 +5,7 @@ Two kinds, told apart by their first key:
 ``{"i": 7, "t": 1790000000.25, "m": {...}}``, then, when a checkpoint is attached, a tab and
 ``{"dir": ..., "files": [[path, size_bytes, crc32], ...]}``, ``{"pending": true}`` or ``{"failed": why}``
     report 7 of this rank. The part before the tab is exactly the line that the history keeps.
+    ``"pending"`` beside ``"files"``: they are durable, and only checksums are missing.
 ``{"p": 7, ...}``
     the upload that was pending with report 7 has ended.
 """
@@ -24,7 +25,13 @@ __all__ = ["Part", "Record", "encode_part", "encode_report", "encode_upload_end"
 
 @attrs.frozen
 class Part:
-    """What one rank attached to one report: files in storage, or the lack of them."""
+    """What one rank attached to one report: files in storage, or the lack of them.
+
+    Attributes:
+        uploaded: Files that are durable; while pending, some of them without a checksum.
+        is_pending: The end of the upload follows in a record of its own.
+        failure: Why there are no files.
+    """
 
     uploaded: UploadedPart | None = None
     is_pending: bool = False
@@ -62,6 +69,8 @@ def encode_part(part: Part) -> str:
     if part.uploaded is not None:
         files = [[entry.path, entry.size_bytes, entry.crc32] for entry in part.uploaded.files]
         content: dict[str, Any] = {"dir": part.uploaded.dir_name, "files": files}
+        if part.is_pending:
+            content["pending"] = True
     elif part.is_pending:
         content = {"pending": True}
     else:
@@ -85,7 +94,8 @@ def _decode_part(text: bytes) -> Part:
     content = json.loads(text)
     if "dir" in content:
         files = tuple(FileEntry(path=path, size_bytes=size, crc32=crc32) for path, size, crc32 in content["files"])
-        return Part(uploaded=UploadedPart(dir_name=content["dir"], files=files))
+        uploaded = UploadedPart(dir_name=content["dir"], files=files)
+        return Part(uploaded=uploaded, is_pending=content.get("pending", False))
     if content.get("pending"):
         return Part(is_pending=True)
     return Part(failure=content["failed"])

@@ -1,19 +1,26 @@
-"""From ``report()`` to a record: number it, upload its files, hand the line on."""
+"""From ``report()`` to a record: number it, see to its files, hand the line on."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigTypeError, UploadError
+from ..errors import ConfigError, ConfigTypeError, StorageError, UploadError
 from ..storage.checkpoint import Checkpoint
-from ..storage.store import RunStore
+from ..storage.store import RunStore, UploadedPart
 from .metrics import encode_metrics
 from .outbox import RecordSink
-from .records import Part, encode_report
+from .ownership import check_deletable, delete_folder, take_over
+from .records import Part, encode_report, encode_upload_end
+from .scratch import Scratch
+from .staging import StagingDirectory
+from .upload_mode import CheckpointUploadMode, UploadOptions
+from .uploads import UploadQueue
 
 __all__ = ["Reporter"]
 
@@ -25,9 +32,12 @@ class Reporter:
 
     Args:
         store: Where the run lies.
-        sink: Takes the records.
+        sink: Takes the records; from two threads.
         attempt: This life of the worker group, >= 1.
         first_report_index: Number of the first report of this attempt, >= 0.
+        scratch: This worker's folder on its own disk.
+        defers_checksums: Whether a copied folder's checksums may be computed after ``report()``
+            has returned. Not where a commit should have happened by then.
         clock: Seconds since the epoch.
     """
 
@@ -38,27 +48,46 @@ class Reporter:
         *,
         attempt: int,
         first_report_index: int,
+        scratch: Scratch,
+        defers_checksums: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._sink, self._attempt, self._clock = store, sink, attempt, clock
+        self._scratch, self._defers_checksums = scratch, defers_checksums
         # Held over an upload too: a report of another thread gets the next number, and its place in the order.
         self._lock = threading.Lock()
         self._next_index = first_report_index
+        self._uploads = UploadQueue()
+        self._staged: set[str] = set()
         self._warned_types: set[str] = set()
-        self.newest_checkpoint: Checkpoint | None = None
+        self._newest: tuple[int, Checkpoint] | None = None
 
     @property
     def num_reports(self) -> int:
         """The number that the next report of this rank gets."""
         return self._next_index
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
-        """One report of this rank; returns when it is queued, and its files are durable.
+    @property
+    def num_pending(self) -> int:
+        """Checkpoints whose files or checksums are still on their way."""
+        return self._uploads.num_pending
+
+    @property
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint of this rank whose files are in storage, or None."""
+        return None if self._newest is None else self._newest[1]
+
+    def report(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, options: UploadOptions | None = None
+    ) -> None:
+        """One report of this rank; returns when it is queued, and its files are durable or taken over.
 
         Raises:
-            ConfigTypeError: ``metrics`` is not a mapping, or ``checkpoint`` not a Checkpoint.
-            UploadError: The files could not be stored. The report still counts, without a
-                checkpoint, so that the ranks stay in step, and the next one works as usual.
+            ConfigTypeError: ``metrics`` is not a mapping, or ``checkpoint`` not a Checkpoint. Nothing was counted.
+            ConfigError: The checkpoint cannot be treated as the options say. Nothing was counted.
+            UploadError: Files could not be stored: this report's, or those of an earlier one that
+                went up behind the scenes. This report counts in either case, so that the ranks
+                stay in step, and the next one works as usual.
         """
         metrics_json, unstorable = encode_metrics(metrics)
         if unstorable:
@@ -69,20 +98,101 @@ class Reporter:
                 self._sink.add(record)
                 self._next_index += 1
             return
+        options = options or UploadOptions()
+        self._check(checkpoint, options)
+        with self._lock:
+            earlier = self._uploads.take_failures()
+            try:
+                self._report_with_files(metrics_json, checkpoint, options)
+            except UploadError:
+                _log(earlier)
+                raise
+        _raise_first(earlier)
+
+    @contextlib.contextmanager
+    def staging_directory(self) -> Iterator[StagingDirectory]:
+        """A folder whose files become a checkpoint by rename where the storage is a local disk.
+
+        Raises:
+            UploadError: The folder cannot be made.
+        """
+        if self._store.is_local:
+            path = self._store.staging_directory(self._attempt)
+        else:
+            try:
+                path = self._scratch.new("staging")
+            except OSError as error:
+                raise UploadError(f"no staging folder can be made: {error}") from error
+        self._staged.add(path)
+        try:
+            yield StagingDirectory(path)
+        finally:
+            self._staged.discard(path)
+            # Empty by now, or handed over, unless nobody reported it.
+            shutil.rmtree(path, ignore_errors=True)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all records made so far have arrived; False if they have not in time."""
+        return self._sink.flush(timeout_s)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until no files are on their way any more; False if some still are."""
+        return self._uploads.wait(timeout_s)
+
+    def finish(self) -> None:
+        """The train function has returned: let what is under way end.
+
+        Raises:
+            UploadError: A checkpoint could not be stored, and no ``report()`` has said so yet.
+        """
+        self._uploads.close()
+        self._scratch.close()
+        _raise_first(self._uploads.take_failures())
+
+    def give_up(self, timeout_s: float) -> None:
+        """The train function has failed: let what is under way end if it can within ``timeout_s``."""
+        if not self._uploads.close(timeout_s):
+            logger.warning("checkpoints that were still on their way after %g s are lost", timeout_s)
+        _log(self._uploads.take_failures())
+        self._scratch.close()
+
+    # -- one report with files -----------------------------------------------------------------
+
+    def _check(self, checkpoint: Checkpoint, options: UploadOptions) -> None:
+        """Refuse what cannot work before anything is counted or touched."""
         if not isinstance(checkpoint, Checkpoint):
             raise ConfigTypeError(
                 f"report(checkpoint=...) takes a ray_lite.train.Checkpoint, got {type(checkpoint).__name__}; "
                 "wrap a folder with train.Checkpoint.from_directory(folder)"
             )
-        with self._lock:
-            self._report_with_files(metrics_json, checkpoint)
+        if options.dir_name is not None:
+            try:
+                self._store.checkpoint_dir_name(0, self._attempt, options.dir_name)
+            except StorageError as error:
+                raise ConfigError(str(error)) from None
+        if options.mode is CheckpointUploadMode.NO_UPLOAD and not self._store.holds(checkpoint):
+            raise ConfigError(
+                f"with CheckpointUploadMode.NO_UPLOAD, the checkpoint must be a folder directly in {self._store.path} "
+                f"(get_context().get_trial_dir()), and this one is {checkpoint!r}; upload it there, or report a small "
+                "checkpoint that says where the files are"
+            )
+        if options.deletes_local and options.gives_folder_away and checkpoint.is_local:
+            check_deletable(checkpoint.path, self._store)
 
-    def _report_with_files(self, metrics_json: str, checkpoint: Checkpoint) -> None:
+    def _report_with_files(self, metrics_json: str, checkpoint: Checkpoint, options: UploadOptions) -> None:
         index = self._next_index
+        name = self._store.checkpoint_dir_name(index, self._attempt, options.dir_name)
         failure: UploadError | None = None
+        job: Callable[[], None] | None = None
         try:
-            uploaded = self._store.upload(checkpoint, report_index=index, attempt=self._attempt)
-            part = Part(uploaded=uploaded)
+            if options.mode is CheckpointUploadMode.ASYNC:
+                part = Part(is_pending=True)
+                job = self._hand_over(checkpoint, options, index, name)
+            else:
+                uploaded = self._store_files(checkpoint, options, index, name, digests=self._needs_digests(checkpoint))
+                part = Part(uploaded=uploaded, is_pending=not uploaded.has_digests)
+                if part.is_pending:
+                    job = self._digests_of(uploaded, index)
         except UploadError as error:
             failure, part = error, Part(failure=str(error))
         # Numbered even when the upload failed: the n-th reports of all ranks belong together.
@@ -90,7 +200,98 @@ class Reporter:
         self._next_index += 1
         if failure is not None:
             raise failure
-        self.newest_checkpoint = self._store.open_checkpoint_dir(uploaded.dir_name)
+        if part.uploaded is not None:
+            self._stored(index, part.uploaded)
+            if options.gives_folder_away and checkpoint.is_local and checkpoint.path not in self._staged:
+                delete_folder(checkpoint.path)
+        if job is not None:
+            self._uploads.add(job)
+
+    def _needs_digests(self, checkpoint: Checkpoint) -> bool:
+        # On the way to remote storage they cost nothing; a rename is over long before they are known.
+        return not self._store.is_local or not (self._defers_checksums or checkpoint.path in self._staged)
+
+    def _store_files(
+        self, checkpoint: Checkpoint, options: UploadOptions, index: int, name: str, *, digests: bool
+    ) -> UploadedPart:
+        if options.upload_fn is not None:
+            return self._store.adopt(
+                self._call_upload_fn(options.upload_fn, checkpoint, index, name),
+                report_index=index,
+                attempt=self._attempt,
+            )
+        if options.mode is CheckpointUploadMode.NO_UPLOAD:
+            return self._store.adopt(checkpoint, report_index=index, attempt=self._attempt)
+        return self._store.upload(checkpoint, report_index=index, attempt=self._attempt, dir_name=name, digests=digests)
+
+    def _call_upload_fn(
+        self, upload_fn: Callable[[Checkpoint, str], Checkpoint], checkpoint: Checkpoint, index: int, name: str
+    ) -> Checkpoint:
+        try:
+            stored = upload_fn(checkpoint, name)
+        # The user's own code may fail in any way; the report has a place in the order all the same.
+        except Exception as error:
+            raise UploadError(
+                f"checkpoint_upload_fn failed for report {index}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(stored, Checkpoint):
+            raise UploadError(
+                f"checkpoint_upload_fn must return the Checkpoint that it stored in {self._store.path}/{name}, "
+                f"got {type(stored).__name__}"
+            )
+        return stored
+
+    def _digests_of(self, uploaded: UploadedPart, index: int) -> Callable[[], None]:
+        def add_digests() -> None:
+            try:
+                part = Part(uploaded=self._store.add_digests(uploaded))
+            except UploadError as error:
+                self._sink.add(encode_upload_end(index, Part(failure=str(error))))
+                raise
+            self._sink.add(encode_upload_end(index, part))
+
+        return add_digests
+
+    def _hand_over(self, checkpoint: Checkpoint, options: UploadOptions, index: int, name: str) -> Callable[[], None]:
+        """Take the folder over; returns what uploads it."""
+        owned = None
+        if checkpoint.is_local:
+            gives_away = options.gives_folder_away
+            if gives_away and not options.deletes_local:
+                # By default only: what others still need is copied, without a word.
+                try:
+                    check_deletable(checkpoint.path, self._store)
+                except ConfigError:
+                    gives_away = False
+            owned = take_over(
+                checkpoint.path,
+                self._store,
+                self._attempt,
+                self._scratch,
+                gives_folder_away=gives_away,
+                is_staged=checkpoint.path in self._staged,
+            )
+            checkpoint = Checkpoint(owned.path)
+
+        def upload() -> None:
+            try:
+                uploaded = self._store_files(checkpoint, options, index, name, digests=True)
+            except UploadError as error:
+                text = str(error)
+                if owned is not None:
+                    text += f"; the files are in {owned.give_back()}"
+                self._sink.add(encode_upload_end(index, Part(failure=text)))
+                raise UploadError(text) from error
+            self._stored(index, uploaded)
+            self._sink.add(encode_upload_end(index, Part(uploaded=uploaded)))
+            if owned is not None:
+                owned.uploaded()
+
+        return upload
+
+    def _stored(self, index: int, uploaded: UploadedPart) -> None:
+        if self._newest is None or self._newest[0] < index:
+            self._newest = index, self._store.open_checkpoint_dir(uploaded.dir_name)
 
     def _warn_once(self, types: tuple[str, ...]) -> None:
         new = [name for name in types if name not in self._warned_types]
@@ -101,3 +302,15 @@ class Reporter:
                 "they are kept as their repr(). Convert them first, e.g. with .tolist() or .item()",
                 ", ".join(new),
             )
+
+
+def _raise_first(failures: Sequence[Exception]) -> None:
+    """Raise the oldest of them, if there is one, and log the others."""
+    _log(failures[1:])
+    if failures:
+        raise failures[0]
+
+
+def _log(failures: Sequence[Exception]) -> None:
+    for error in failures:
+        logger.warning("%s", error)

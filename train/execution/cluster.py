@@ -6,15 +6,16 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..configs.scaling import ScalingConfig
-from .preload import CONTROLLER_ENV, MODULES_VARIABLE
+from .preload import MODULES_VARIABLE, PLACES_VARIABLE
 
-__all__ = ["connect", "controller_options"]
+__all__ = ["connect"]
 
 logger = logging.getLogger("ray_lite.train")
 
@@ -60,41 +61,50 @@ def connect(config: ScalingConfig, preload_modules: Sequence[str]) -> None:
     _embedded_cpus = num_cpus
 
 
-def controller_options() -> dict[str, Any]:
-    """Options for the controller's actor that depend on the cluster.
-
-    The idle workers of an embedded cluster have imported the framework; they are for the
-    train function. A process with other variables is a process of its own, and a light one.
-    """
-    return {"runtime_env": {"env_vars": dict(CONTROLLER_ENV)}} if _embedded_cpus is not None else {}
-
-
 def _start_embedded(num_cpus: int, preload_modules: Sequence[str]) -> None:
     import ray
 
     modules = ",".join(["ray_lite.train.execution.worker", *preload_modules])
-    with _lean_node(), _environment(MODULES_VARIABLE, modules):
+    places = f"{num_cpus}:ray_lite-{secrets.token_hex(8)}"
+    with _lean_node(), _environment({MODULES_VARIABLE: modules, PLACES_VARIABLE: places}), _quiet_token_notice():
         ray.init(
             address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
             logging_level=logging.WARNING,
-            _system_config={"preload_python_modules": ["ray_lite.train.execution.preload"]},
+            _system_config={
+                "preload_python_modules": ["ray_lite.train.execution.preload"],
+                # Ray gives its workers the lowest priority but four; here they are what the user waits for.
+                "worker_niceness": 0,
+            },
         )
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for the processes started meanwhile."""
-    old = os.environ.get(name)
-    os.environ[name] = value
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes started meanwhile."""
+    old = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if old is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = old
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quiet_token_notice() -> Iterator[None]:
+    """Leave out Ray's notice that its token authentication is on, which is as it should be."""
+    notice = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    old_level = notice.level
+    notice.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        notice.setLevel(old_level)
 
 
 @contextlib.contextmanager
@@ -137,10 +147,10 @@ def _lean_node() -> Iterator[None]:
 
 def _wait_for_node(gcs_address: str, node_id: str) -> None:
     """Return when the node has registered; at the latest after ``_NODE_TIMEOUT_S``, for Ray to say what is wrong."""
-    from ray._raylet import GcsClient
+    from ray import _raylet
 
     try:
-        client = GcsClient(address=gcs_address)
+        client = getattr(_raylet, "GcsClient")(address=gcs_address)  # noqa: B009 - not in Ray's stubs
         deadline = time.monotonic() + _NODE_TIMEOUT_S
         while time.monotonic() < deadline:
             if any(found.hex() == node_id for found in client.get_all_node_info(timeout=_NODE_TIMEOUT_S)):

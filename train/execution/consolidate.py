@@ -34,13 +34,14 @@ class Consolidator:
     Args:
         world_size: Ranks in the group.
         max_waiting: Reports that may wait, >= 1.
+        waits_for_all: Wait for ranks that have never reported too, until they have finished.
     """
 
-    def __init__(self, world_size: int, *, max_waiting: int = _MAX_WAITING) -> None:
+    def __init__(self, world_size: int, *, max_waiting: int = _MAX_WAITING, waits_for_all: bool = False) -> None:
         self._world_size, self._max_waiting = world_size, max_waiting
         self._lines: dict[int, dict[int, bytes]] = {}
-        self._active: set[int] = set()
-        self._next_of: dict[int, int] = {}
+        self._active: set[int] = set(range(world_size)) if waits_for_all else set()
+        self._next_of: dict[int, int] = dict.fromkeys(self._active, -1)
         self._sent_below = -1
 
     def add(self, world_rank: int, report_index: int, line: bytes) -> Iterator[ConsolidatedReport]:

@@ -15,6 +15,10 @@ MAX_START_FAILURES = 3
 """Start-ups in a row that may fail before the run gives up, whatever ``max_failures`` says."""
 
 
+MAX_DELAY_S = 60.0
+"""The longest wait before a restart."""
+
+
 class FailureKind(str, Enum):
     """Why an attempt ended; each kind has its own budget."""
 
@@ -34,11 +38,13 @@ class Counts:
         failures: Failed attempts that count against ``max_failures``.
         start_failures_in_a_row: Start-ups that failed since the last that worked.
         preemptions: Attempts that ended with the loss of a node.
+        failures_without_progress: Failed attempts in a row in which no rank reported anything.
     """
 
     failures: int = 0
     start_failures_in_a_row: int = 0
     preemptions: int = 0
+    failures_without_progress: int = 0
 
     def after_start(self) -> Counts:
         """The counts once a worker group has started."""
@@ -53,18 +59,31 @@ class NextStep:
         is_restart: Start another attempt; otherwise the run ends with the error.
         counts: The counts to go on with.
         reason: For the log and the error: which budget applied.
+        delay_s: Seconds to wait before the restart, before jitter.
     """
 
     is_restart: bool
     counts: Counts
     reason: str
+    delay_s: float = 0.0
 
 
-def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig) -> NextStep:
+def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig, *, made_progress: bool = False) -> NextStep:
     """Restart or give up, by the budget of this kind of failure.
 
-    ``max_failures=n`` means n restarts, so n + 1 attempts; -1 means no limit.
+    ``max_failures=n`` means n restarts, so n + 1 attempts; -1 means no limit. The first
+    restart is immediate; from the second failure in a row on that got nowhere, the wait
+    doubles: 1, 2, 4 ... at most 60 s.
+
+    Args:
+        kind: Which budget.
+        counts: Failures so far.
+        config: The budgets.
+        made_progress: Whether any rank reported anything in the attempt.
     """
+    in_a_row = 0 if made_progress else counts.failures_without_progress + 1
+    counts = attrs.evolve(counts, failures_without_progress=in_a_row)
+    delay_s = min(MAX_DELAY_S, 2.0 ** (in_a_row - 2)) if in_a_row >= 2 else 0.0
     if kind is FailureKind.START:
         used = counts.start_failures_in_a_row + 1
         counts = attrs.evolve(counts, start_failures_in_a_row=used)
@@ -72,7 +91,10 @@ def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig) -> N
             is_restart=used < MAX_START_FAILURES,
             counts=counts,
             reason=f"start-up failed {used} of at most {MAX_START_FAILURES} times in a row",
+            delay_s=delay_s,
         )
+    # The workers had started, so that start-ups are no longer failing in a row.
+    counts = counts.after_start()
     if kind is FailureKind.PREEMPTION:
         used, limit, name = counts.preemptions + 1, config.max_preemption_failures, "max_preemption_failures"
         counts = attrs.evolve(counts, preemptions=used)
@@ -81,7 +103,7 @@ def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig) -> N
         counts = attrs.evolve(counts, failures=used)
     is_restart = not config.fail_fast and (limit < 0 or used <= limit)
     allowed = "without limit" if limit < 0 else f"{name}={limit}"
-    return NextStep(is_restart=is_restart, counts=counts, reason=f"failure {used} ({allowed})")
+    return NextStep(is_restart=is_restart, counts=counts, reason=f"failure {used} ({allowed})", delay_s=delay_s)
 
 
 _CASCADE_SIGNS = (

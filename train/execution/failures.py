@@ -10,19 +10,19 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ..errors import TrainError, WorkerDiedError, WorkerGroupError, WorkerStartError
+from ..errors import HangError, PreemptionError, TrainError, WorkerDiedError, WorkerGroupError, WorkerStartError
 from .decide import order_by_cause
 
 if TYPE_CHECKING:
     from ..result import Result
 
-__all__ = ["WorkerFailure", "build_error", "capture", "died", "restore_exception"]
+__all__ = ["WorkerFailure", "build_error", "capture", "describe", "died", "format_ranks", "hung", "restore_exception"]
 
 _LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
 _MAX_TEXT_LINES = 14
@@ -42,6 +42,7 @@ class WorkerFailure:
         pickled: The exception object, or None when it cannot be pickled.
         failed_at: Seconds since the epoch, by the worker's clock.
         has_died: The process is gone; there is no exception of the user's.
+        has_hung: Nothing moved any more; ``text`` holds the stacks of all ranks.
         step: The step of the start-up that failed; empty for the train function itself.
     """
 
@@ -53,6 +54,7 @@ class WorkerFailure:
     pickled: bytes | None = None
     failed_at: float = 0.0
     has_died: bool = False
+    has_hung: bool = False
     step: str = ""
 
 
@@ -84,6 +86,38 @@ def died(world_rank: int, node_ip: str, detail: str, *, step: str = "") -> Worke
     )
 
 
+def hung(world_rank: int, node_ip: str, silent_s: float, stacks: Mapping[int, str]) -> WorkerFailure:
+    """Describe a run in which nothing moves.
+
+    Args:
+        world_rank: The rank that stopped moving first.
+        node_ip: Address of its node.
+        silent_s: Seconds since any rank moved.
+        stacks: World rank → where its threads stand.
+    """
+    lines = [f"nothing has moved for {silent_s:.0f} s; rank {world_rank} stopped first:"]
+    for rank in [world_rank, *sorted(set(stacks) - {world_rank})]:
+        lines.append(f"rank {rank}:")
+        lines += ["  " + line for line in _user_lines(stacks[rank])]
+    return WorkerFailure(
+        world_rank=world_rank,
+        node_ip=node_ip,
+        type_name="HangError",
+        message=f"nothing has moved for {silent_s:.0f} s",
+        text="\n".join(lines),
+        failed_at=time.time(),
+        has_hung=True,
+    )
+
+
+def _user_lines(stack: str, limit: int = 5) -> list[str]:
+    """The innermost frames of the main thread, which comes last in what ``faulthandler`` writes."""
+    main = stack.split("\n\n")[-1].splitlines()
+    frames = [line.strip() for line in main if line.strip() and not line.startswith(("Thread", "Current"))]
+    kept = [line for line in frames if _LIBRARY_DIR not in line and f"{os.sep}ray{os.sep}_private" not in line]
+    return (kept or frames)[:limit] or ["(no stack)"]
+
+
 def user_traceback(error: BaseException) -> str:
     """The traceback without this library's own frames, causes included.
 
@@ -110,6 +144,8 @@ def restore_exception(failure: WorkerFailure) -> BaseException:
     """The worker's exception object; a ``TrainError`` that quotes it where it could not be sent."""
     if failure.has_died:
         return WorkerDiedError(failure.world_rank, failure.node_ip, failure.message)
+    if failure.has_hung:
+        return HangError(failure.world_rank, failure.node_ip, failure.text)
     if failure.pickled is not None:
         try:
             error = pickle.loads(failure.pickled)
@@ -128,8 +164,14 @@ def restore_exception(failure: WorkerFailure) -> BaseException:
 
 
 def build_error(
-    failures: Sequence[WorkerFailure], *, attempt: int, reason: str, run_path: str, result: Result | None
-) -> WorkerGroupError:
+    failures: Sequence[WorkerFailure],
+    *,
+    attempt: int,
+    reason: str,
+    run_path: str,
+    result: Result | None,
+    is_preemption: bool = False,
+) -> WorkerGroupError | PreemptionError:
     """The error for ``fit()`` to raise, with the user's exception as its ``__cause__``.
 
     Args:
@@ -138,15 +180,14 @@ def build_error(
         reason: Why there is no further one.
         run_path: Where the run lies.
         result: What was saved.
+        is_preemption: Nodes were taken away, rather than that something failed.
     """
     by_rank = {failure.world_rank: failure for failure in failures}
     order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in by_rank.values()])
     exceptions = {rank: restore_exception(by_rank[rank]) for rank in order}
-    error = WorkerGroupError(
-        _message([by_rank[rank] for rank in order], attempt=attempt, reason=reason, run_path=run_path, result=result),
-        exceptions,
-        result,
-    )
+    text = _message([by_rank[rank] for rank in order], attempt=attempt, reason=reason, run_path=run_path, result=result)
+    error: WorkerGroupError | PreemptionError
+    error = PreemptionError(text, None, False, result) if is_preemption else WorkerGroupError(text, exceptions, result)
     error.__cause__ = exceptions[order[0]]
     return error
 
@@ -156,9 +197,12 @@ def describe(failures: Sequence[WorkerFailure]) -> str:
     order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in failures])
     first = next(f for f in failures if f.world_rank == order[0])
     where = f" during {first.step}" if first.step else ""
+    who = format_ranks([first.world_rank]) + _at(first.node_ip)
     if first.has_died:
-        return f"the process of rank {first.world_rank} on {first.node_ip} died{where}: {_clip(first.message)}"
-    return f"rank {first.world_rank} on {first.node_ip} raised {first.type_name}{where}: {_clip(first.message)}"
+        return f"the process of {who} died{where}: {_clip(first.message)}"
+    if first.has_hung:
+        return f"{who} hangs: {first.message}"
+    return f"{who} raised {first.type_name}{where}: {_clip(first.message)}"
 
 
 def _message(
@@ -171,7 +215,8 @@ def _message(
     others = [f for f in failures if f not in same]
     ranks = format_ranks([f.world_rank for f in same])
     where = f" during {first.step}" if first.step else ""
-    lines = [f"training failed: {ranks} on {first.node_ip} " + ("died" if first.has_died else "failed") + f"{where}."]
+    how = "died" if first.has_died else "hangs" if first.has_hung else "failed"
+    lines = [f"training failed: {ranks}{_at(first.node_ip)} {how}{where}."]
     text = first.text.splitlines()
     if len(text) > _MAX_TEXT_LINES:
         half = _MAX_TEXT_LINES // 2
@@ -197,6 +242,10 @@ def _message(
     return "\n".join(lines)
 
 
+def _at(node_ip: str) -> str:
+    return "" if node_ip == "?" else f" on {node_ip}"
+
+
 def _is_timeout_of_a_collective(text: str) -> bool:
     """Whether torch gave up waiting in a collective.
 
@@ -210,6 +259,8 @@ def _is_timeout_of_a_collective(text: str) -> bool:
 def format_ranks(ranks: Sequence[int]) -> str:
     """``rank 3``, or ``ranks 0-2, 5``."""
     ordered = sorted(set(ranks))
+    if ordered == [-1]:
+        return "a worker"
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
     spans: list[list[int]] = []

@@ -10,23 +10,27 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from ..configs.checkpoint import CheckpointConfig
 from ..context.records import Part, parse_record
-from ..errors import CheckpointConflictError, StorageError
+from ..errors import CheckpointConflictError, StorageError, UploadError
 from ..storage.checkpoint import Checkpoint
-from ..storage.retention import select_to_delete
+from ..storage.retention import best_first, score_of, select_to_delete
 from ..storage.run_record import RunRecord
-from ..storage.store import CommittedCheckpoint, RunStore
-from .consolidate import Consolidator
+from ..storage.store import CommittedCheckpoint, HolderInfo, RunStore
+from .aggregate import over_ranks
+from .consolidate import ConsolidatedReport, Consolidator
 from .messages import CheckpointCommitted, Event, Notice, ReportCompleted
 from .progress import Progress
+from .resume import config_changes, describe_age
 
 __all__ = ["Ledger", "StartPoint"]
+
+logger = logging.getLogger("ray_lite.train")
 
 _MAX_REMEMBERED_BYTES = 16 << 20
 _MAX_ERROR_CHARS = 4_000
@@ -58,6 +62,9 @@ class Ledger:
         start_checkpoint: From ``resume_from_checkpoint``; used while the run has none of its own.
         resume: ``"auto"``, ``"never"`` or ``"must"``.
         wants_reports: Whether to bring the reports of all ranks together as events.
+        metrics_over_ranks: What the history keeps over all ranks, of ``"mean"``, ``"min"``, ``"max"``.
+        lock_id: What ``is_alive`` knows this process by; ``run_id`` by default.
+        is_alive: Whether the holder of a lock on another machine lives; None: nobody can tell.
         clock: Seconds since the epoch.
     """
 
@@ -71,11 +78,16 @@ class Ledger:
         start_checkpoint: Checkpoint | None,
         resume: str,
         wants_reports: bool,
+        metrics_over_ranks: Sequence[str] = (),
+        lock_id: str = "",
+        is_alive: Callable[[HolderInfo], bool | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._run_id, self._checkpoint_config = store, run_id, checkpoint_config
         self._config_record, self._start_checkpoint = config_record, start_checkpoint
         self._resume, self._wants_reports, self._clock = resume, wants_reports, clock
+        self._metrics_over_ranks = metrics_over_ranks
+        self._lock_id, self._is_alive = lock_id or run_id, is_alive
         self._kept: list[CommittedCheckpoint] = []
         self._attempt = 0
         self._world_size = 0
@@ -85,6 +97,8 @@ class Ledger:
         self._last_line: bytes | None = None
         self._last_metrics: dict[str, Any] | None = None
         self._is_open = False
+        self._has_start = False
+        self._warned: set[str] = set()
 
     # -- the run -----------------------------------------------------------------------------
 
@@ -96,10 +110,25 @@ class Ledger:
             StorageError: The storage cannot be used, or ``resume="must"`` finds no checkpoint.
         """
         self._store.check_writable()
-        self._store.acquire(self._run_id)
+        self._store.acquire(self._lock_id, is_alive=self._is_alive)
         self._is_open = True
+        try:
+            return self._look()
+        except BaseException:
+            # In local mode this process lives on, and would hold the run for ever.
+            self._is_open = False
+            self._store.release()
+            raise
+
+    def _look(self) -> list[Event]:
         record = self._store.read_record()
         self._kept = self._store.list_checkpoints()
+        events: list[Event] = []
+        if record is None:
+            record = self._store.rebuild_record()
+            if record is not None:
+                text = f"{self._store.path} has no usable run.json; what it said was found out from the checkpoints"
+                events.append(Notice(level=logging.WARNING, text=text))
         # A lost record must not make an attempt number come twice.
         self._attempt = max(record.attempt if record else 0, self._store.last_attempt())
         if self._resume == "must" and not self._kept:
@@ -112,16 +141,28 @@ class Ledger:
                 f'resume="never", but {self._store.path} already holds a run; choose another name, '
                 'delete that folder, or use resume="auto" to continue it'
             )
-        return []
+        changes = config_changes(record.config, self._config_record) if record is not None else []
+        if changes:
+            text = f"since the last fit() of {self._store.name} these options have changed: {', '.join(changes)}"
+            events.append(Notice(level=logging.INFO, text=text))
+        if record is not None and not self._kept and self._start_checkpoint is None:
+            text = f"{self._store.path} holds a run without a checkpoint: training begins from nothing"
+            events.append(Notice(level=logging.INFO, text=text))
+        return events
 
     def begin_attempt(self, world_size: int) -> tuple[StartPoint, list[Event]]:
         """Choose what the next attempt starts from, and record that it starts.
 
         Args:
             world_size: Ranks of its worker group, >= 1.
+
+        Raises:
+            StorageError: The storage cannot be used, or ``resume="must"`` finds no checkpoint that is whole.
         """
         events: list[Event] = []
         newest = self._store.newest_valid(verify="digest") if self._kept else None
+        if newest is None and self._kept and self._resume == "must":
+            raise StorageError(f'resume="must", but every checkpoint in {self._store.path} is damaged')
         # What was found damaged is not offered again, nor counted by retention.
         if newest is not None:
             self._kept = [c for c in self._kept if c.manifest.report_index <= newest.manifest.report_index]
@@ -132,10 +173,18 @@ class Ledger:
         # What was reported behind the checkpoint is done again, so it no longer stands.
         self._last_line, self._last_index = None, first - 1
         self._last_metrics = None if newest is None else dict(newest.manifest.metrics)
+        self._has_start = checkpoint is not None
         if newest is not None:
-            events.append(Notice(level=logging.INFO, text=f"continuing from {newest.dir_name} of {self._store.path}"))
+            age = describe_age(self._clock() - newest.manifest.created_at)
+            text = f"continuing from {newest.dir_name} (report {newest.report_index}, {age}) in {self._store.path}"
+            events.append(Notice(level=logging.INFO, text=text))
+        elif checkpoint is not None:
+            text = f"starting from resume_from_checkpoint={checkpoint!r}; {self._store.path} has no checkpoint yet"
+            events.append(Notice(level=logging.INFO, text=text))
         self._progress = Progress(world_size, first)
         self._consolidator = Consolidator(world_size) if self._wants_reports else None
+        # For numbers over the ranks, a rank that is slow with its first report counts too.
+        self._over_ranks = Consolidator(world_size, waits_for_all=True) if self._metrics_over_ranks else None
         self._parts: dict[int, dict[int, tuple[Part, bytes]]] = {}
         self._rank0_lines: dict[int, bytes] = {}
         self._rank0_bytes = 0
@@ -154,6 +203,7 @@ class Ledger:
         """
         events: list[Event] = []
         history: list[bytes] = []
+        complete: list[ConsolidatedReport] = []
         for data in records:
             record = parse_record(data)
             index, part = record.report_index, record.part
@@ -171,9 +221,12 @@ class Ledger:
                 self._remember(index, record.line)
             if self._consolidator is not None:
                 events += self._completed(self._consolidator.add(world_rank, index, record.line))
+            if self._over_ranks is not None:
+                complete += self._over_ranks.add(world_rank, index, record.line)
         if history:
             self._last_line, self._last_index = history[-1], self._progress.num_reports(0) - 1
             self._history.append(history)
+        self._write_over_ranks(complete)
         return self._commit_ready() + events
 
     def rank_finished(self, world_rank: int) -> list[Event]:
@@ -182,15 +235,38 @@ class Ledger:
         events = self._commit_ready()
         if self._consolidator is not None:
             events += self._completed(self._consolidator.finished(world_rank))
+        if self._over_ranks is not None:
+            self._write_over_ranks(self._over_ranks.finished(world_rank))
         return events
 
     def end_attempt(self) -> list[Event]:
         """All records that will ever come have been added; whatever is incomplete is dropped."""
+        for index, parts in self._parts.items():
+            for rank, (part, _) in parts.items():
+                if part.uploaded is not None and part.is_pending:
+                    # Its process is gone, its files are not: the checksums are made up for at the commit.
+                    self._progress.upload_ended(rank, index)
         events = self._commit_ready()
         if self._consolidator is not None:
             events += self._completed(self._consolidator.flush())
-        self._history.close()
+        if self._over_ranks is not None:
+            self._write_over_ranks(self._over_ranks.flush())
+        try:
+            self._history.close()
+        except StorageError as error:
+            # The training itself is done, and its checkpoints are safe.
+            events.append(Notice(level=logging.ERROR, text=str(error)))
         return events
+
+    def checkpoint_was_read(self, has_been_read: bool) -> list[Event]:
+        """Whether any rank of this attempt has asked for the checkpoint that it could start from."""
+        if not self._has_start or has_been_read or not self._is_new_warning("unread"):
+            return []
+        text = (
+            "this attempt could have continued from a checkpoint, but no rank called train.get_checkpoint(): the work "
+            "up to it was done again; load it at the beginning of the train function"
+        )
+        return [Notice(level=logging.WARNING, text=text)]
 
     def close(self, state: str, error: str | None = None) -> None:
         """Write the last record and give the run back.
@@ -205,6 +281,9 @@ class Ledger:
         try:
             if self._attempt:
                 self._write_record(state, error)
+        except StorageError as problem:
+            # Only a summary: checkpoints and history say the same.
+            logger.error("the run record could not be written: %s", problem)
         finally:
             self._store.release()
 
@@ -221,6 +300,21 @@ class Ledger:
         """The kept checkpoints with their metrics, oldest first."""
         return [(self._store.open_checkpoint(c), dict(c.manifest.metrics)) for c in self._kept]
 
+    def reported(self, num_reports: int) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]:
+        """The kept checkpoints, and whether those of the first ``num_reports`` reports are among them yet.
+
+        Returns:
+            Folder and metrics of each, as ``best_checkpoints`` orders them; and the ranks whose
+            reports are waited for, empty when nothing is.
+        """
+        config = self._checkpoint_config
+        ordered = best_first(
+            self._kept, score_attribute=config.checkpoint_score_attribute, score_order=config.checkpoint_score_order
+        )
+        waiting = [index for index in self._parts if index < num_reports]
+        late = self._progress.laggards(max(waiting)) if waiting else []
+        return [(c.dir_name, dict(c.manifest.metrics)) for c in reversed(ordered)], late
+
     # -- commits -----------------------------------------------------------------------------
 
     def _commit_ready(self) -> list[Event]:
@@ -232,6 +326,7 @@ class Ledger:
         return events
 
     def _commit(self, index: int, parts: Mapping[int, tuple[Part, bytes]]) -> list[Event]:
+        parts = {rank: (self._settled(part), line) for rank, (part, line) in parts.items()}
         failed = {rank: part.failure for rank, (part, _) in parts.items() if part.uploaded is None}
         if failed:
             rank, why = next(iter(failed.items()))
@@ -242,13 +337,16 @@ class Ledger:
                 )
             ]
         uploaded = {rank: part.uploaded for rank, (part, _) in sorted(parts.items()) if part.uploaded is not None}
+        metrics = self._metrics_of(index, parts)
+        # No checkpoint is ahead of the history.
+        self._history.flush()
         try:
             committed = self._store.commit(
                 uploaded,
                 report_index=index,
                 attempt=self._attempt,
                 world_size=self._world_size,
-                metrics=self._metrics_of(index, parts),
+                metrics=metrics,
                 is_deletable=self._checkpoint_config.num_to_keep is not None,
                 created_at=self._clock(),
             )
@@ -262,7 +360,35 @@ class Ledger:
         if self._consolidator is not None:
             self._committed_now[index] = checkpoint
         self._retain()
-        return [CheckpointCommitted(report_index=index, checkpoint=checkpoint, metrics=committed.manifest.metrics)]
+        events = self._score_warning(index, committed.metrics)
+        events.append(CheckpointCommitted(report_index=index, checkpoint=checkpoint, metrics=committed.metrics))
+        return events
+
+    def _settled(self, part: Part) -> Part:
+        """A part whose upload has ended, or will never end."""
+        if not part.is_pending:
+            return part
+        if part.uploaded is None:
+            return Part(failure="its upload had not ended")
+        try:
+            return Part(uploaded=self._store.add_digests(part.uploaded))
+        except UploadError as error:
+            return Part(failure=str(error))
+
+    def _score_warning(self, index: int, metrics: Mapping[str, Any]) -> list[Event]:
+        attribute = self._checkpoint_config.checkpoint_score_attribute
+        if attribute is None or score_of(metrics, attribute) is not None or not self._is_new_warning("score"):
+            return []
+        text = (
+            f"checkpoint_score_attribute={attribute!r} is no number in the metrics of report {index}, which has "
+            f"{_shown_names(metrics)}; such a checkpoint counts as the worst"
+        )
+        return [Notice(level=logging.WARNING, text=text)]
+
+    def _is_new_warning(self, what: str) -> bool:
+        is_new = what not in self._warned
+        self._warned.add(what)
+        return is_new
 
     def _retain(self) -> None:
         config = self._checkpoint_config
@@ -310,7 +436,7 @@ class Ledger:
                 return
             self._rank0_bytes -= len(self._rank0_lines.pop(oldest))
 
-    def _completed(self, reports: Iterator[Any]) -> list[Event]:
+    def _completed(self, reports: Iterator[ConsolidatedReport]) -> list[Event]:
         return [
             ReportCompleted(
                 report_index=report.report_index,
@@ -319,6 +445,17 @@ class Ledger:
             )
             for report in reports
         ]
+
+    def _write_over_ranks(self, reports: Iterable[ConsolidatedReport]) -> None:
+        """Behind rank 0's own lines, which they belong to."""
+        lines = []
+        for report in reports:
+            # The history is rank 0's.
+            if 0 in report.lines:
+                values = over_ranks(report.lines.values(), self._metrics_over_ranks)
+                lines.append(json.dumps({"i": report.report_index, "a": values}, separators=(",", ":")).encode())
+        if lines:
+            self._history.append(lines)
 
     # -- the record --------------------------------------------------------------------------
 
@@ -338,3 +475,9 @@ class Ledger:
                 config=dict(self._config_record),
             )
         )
+
+
+def _shown_names(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
+    return (", ".join(shown[:20]) or "none") + more

@@ -1,30 +1,37 @@
 """``num_workers=0``: the train function runs in the calling process, with everything else the same.
 
-The same ledger, storage, records and context as on a cluster; no Ray, no threads, so a
-debugger stops where the user expects.
+The same ledger, storage, records and context as on a cluster; no Ray, and no threads but for
+uploads that were asked to go on behind the scenes, so a debugger stops where the user expects.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..context.current import current_context, set_context
 from ..context.identity import RunIdentity, WorkerIdentity
+from ..context.journal import journal_root, remove_journal, sweep
 from ..context.reporter import Reporter
+from ..context.scratch import Scratch
 from ..context.train_context import TrainContext
-from ..errors import NotInTrainFunctionError
+from ..errors import NotInTrainFunctionError, TrainError
 from ..storage.store import RunStore
 from .datasets import shard_makers
 from .decide import Counts, FailureKind, after_failure
 from .failures import capture, describe
-from .ledger import Ledger
+from .ledger import Ledger, StartPoint
 from .messages import AttemptFailed, AttemptStarted, Event, Notice, RunEnd, RunSpec
 from .train_function import TrainFunction
 
 __all__ = ["run_locally"]
+
+
+_GIVE_UP_S = 30.0
+_INTERRUPT_S = 5.0
 
 
 class _DirectSink:
@@ -32,12 +39,28 @@ class _DirectSink:
 
     def __init__(self, ledger: Ledger, emit: Callable[[Sequence[Event]], None]) -> None:
         self._ledger, self._emit = ledger, emit
+        # The ledger belongs to one thread at a time; a callback that runs under it may report again.
+        self._lock = threading.RLock()
+        self._is_closed = False
 
     def add(self, record: bytes) -> None:
-        self._emit(self._ledger.add(0, [record]))
+        with self._lock:
+            if self._is_closed:
+                raise TrainError("the train function has ended; a thread of it that still runs cannot report")
+            self._emit(self._ledger.add(0, [record]))
 
     def flush(self, timeout_s: float) -> bool:
         return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+
+    def committed(self, num_reports: int, timeout_s: float | None, reporter: Reporter) -> list[tuple[str, Any]]:
+        """As ``Controller.committed``, for the only rank there is."""
+        reporter.wait(timeout_s)
+        with self._lock:
+            return self._ledger.reported(num_reports)[0]
 
 
 def run_locally(
@@ -62,12 +85,27 @@ def run_locally(
         raise NotInTrainFunctionError(
             "fit() with num_workers=0", "a train function already runs; use num_workers >= 1 inside one"
         )
-    counts = Counts()
+    sweep(journal_root())
     emit(ledger.open())
+    try:
+        return _run_attempts(spec, ledger, function, emit)
+    except BaseException as error:
+        # Nothing to do where the run has ended in order; else the lock would be held while this process lives.
+        ledger.close("failed", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        remove_journal(journal_root() / spec.run_id)
+
+
+def _run_attempts(
+    spec: RunSpec, ledger: Ledger, function: TrainFunction, emit: Callable[[Sequence[Event]], None]
+) -> tuple[RunEnd, Any, BaseException | None]:
+    counts = Counts()
     while True:
         start, events = ledger.begin_attempt(1)
         emit(events)
-        context = _context(spec, ledger, start.attempt, start.first_report_index, start.checkpoint, emit)
+        sink = _DirectSink(ledger, emit)
+        context, reporter = _context(spec, sink, start)
         emit(
             [
                 AttemptStarted(
@@ -80,12 +118,17 @@ def run_locally(
         set_context(context)
         try:
             value = function(context)
+            reporter.finish()
         except KeyboardInterrupt:
+            reporter.give_up(_INTERRUPT_S)
+            sink.close()
             ledger.end_attempt()
             ledger.close("interrupted")
             raise
         # As on a cluster, SystemExit and the like end the attempt, not the driver.
         except BaseException as error:  # noqa: BLE001
+            reporter.give_up(_GIVE_UP_S)
+            sink.close()
             emit(ledger.end_attempt())
             failure = capture(error, world_rank=0, node_ip="127.0.0.1")
             step = after_failure(FailureKind.WORKER, counts, spec.failure_config)
@@ -104,6 +147,8 @@ def run_locally(
             text = f"attempt {start.attempt} failed, restarting ({step.reason}): {describe([failure])}"
             emit([Notice(level=logging.WARNING, text=text)])
         else:
+            sink.close()
+            emit(ledger.checkpoint_was_read(context.has_read_checkpoint))
             emit(ledger.rank_finished(0))
             emit(ledger.end_attempt())
             ledger.close("finished")
@@ -112,26 +157,30 @@ def run_locally(
             set_context(None)
 
 
-def _context(
-    spec: RunSpec,
-    ledger: Ledger,
-    attempt: int,
-    first_report_index: int,
-    checkpoint: Any,
-    emit: Callable[[Sequence[Event]], None],
-) -> TrainContext:
+def _context(spec: RunSpec, sink: _DirectSink, start: StartPoint) -> tuple[TrainContext, Reporter]:
     store = RunStore(spec.root, spec.run_name)
+    reporter = Reporter(
+        store,
+        sink,
+        attempt=start.attempt,
+        first_report_index=start.first_report_index,
+        scratch=Scratch(journal_root() / spec.run_id / f"attempt_{start.attempt}" / "rank_0"),
+        # This process is all there is: what should survive it has to be committed when report() returns.
+        defers_checksums=False,
+    )
     resources = {"CPU": float(os.cpu_count() or 1)}
     if spec.scaling_config.use_gpu:
         resources["GPU"] = 1.0
-    return TrainContext(
+    context = TrainContext(
         worker=WorkerIdentity(resources=resources, node_ip="127.0.0.1"),
         run=RunIdentity(
-            name=spec.run_name, path=store.path, run_id=spec.run_id, attempt=attempt, metadata=dict(spec.metadata)
+            name=spec.run_name, path=store.path, run_id=spec.run_id, attempt=start.attempt, metadata=dict(spec.metadata)
         ),
         scaling_config=spec.scaling_config,
         store=store,
-        reporter=Reporter(store, _DirectSink(ledger, emit), attempt=attempt, first_report_index=first_report_index),
+        reporter=reporter,
         shards=shard_makers(spec.datasets, world_rank=0, world_size=1, fetch=lambda payload: payload),
-        checkpoint=checkpoint,
+        checkpoint=start.checkpoint,
+        committed=lambda num_reports, timeout_s: sink.committed(num_reports, timeout_s, reporter),
     )
+    return context, reporter

@@ -15,6 +15,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.root import StorageRoot
 from .backend import BackendConfig
 from .failures import WorkerFailure
+from .probe import Probe
 
 __all__ = [
     "AttemptFailed",
@@ -58,6 +59,7 @@ class RunSpec:
         root: Where runs are stored.
         function: Ray reference to the pickled train function and its config.
         wants_reports: Whether the driver has callbacks that see reports.
+        metrics_over_ranks: ``RunConfig.metrics_over_ranks``.
     """
 
     run_name: str
@@ -74,13 +76,18 @@ class RunSpec:
     start_checkpoint: Checkpoint | None = None
     resume: str = "auto"
     wants_reports: bool = False
+    metrics_over_ranks: tuple[str, ...] = ()
     log_level: str = "INFO"
     config_record: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
 class WorkerSetup:
-    """What a worker needs once the ranks are known."""
+    """What a worker needs once the ranks are known.
+
+    Attributes:
+        probe: What tells whether this node has the driver's disk; None where storage is no disk.
+    """
 
     identity: WorkerIdentity
     run: RunIdentity
@@ -91,6 +98,7 @@ class WorkerSetup:
     datasets: Mapping[str, DatasetShipment]
     journal_folder: str
     log_level: str
+    probe: Probe | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -102,12 +110,14 @@ class RunReturn:
         num_records: Records that this rank has made in the attempt.
         value_problem: Why the return value could not be sent, or None.
         has_read_checkpoint: Whether it asked for the checkpoint it could start from.
+        has_seen_preemption: Whether it asked about a preemption and was told of one.
     """
 
     failure: WorkerFailure | None = None
     num_records: int = 0
     value_problem: str | None = None
     has_read_checkpoint: bool = False
+    has_seen_preemption: bool = False
 
 
 # -- events: controller -> driver ------------------------------------------------------------
@@ -167,6 +177,7 @@ class RunEnd:
         failures: What the last attempt failed with.
         value: Ray reference to rank 0's pickled return value, or None.
         value_problem: Why there is none.
+        is_preemption: The failures are the loss of nodes or a request to end.
         error: An error that no worker raised (storage, resources, the library itself), or None.
     """
 
@@ -177,6 +188,7 @@ class RunEnd:
     value: Any = None
     value_problem: str | None = None
     error: BaseException | None = None
+    is_preemption: bool = False
 
 
 Event = AttemptStarted | ReportCompleted | CheckpointCommitted | AttemptFailed | Notice | RunEnd

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..configs.scaling import ScalingConfig
 
-__all__ = ["can_ever_fit", "describe_need", "infeasible_message", "waiting_message"]
+__all__ = ["can_ever_fit", "describe_need", "infeasible_message", "num_fitting", "waiting_message"]
 
 _EPSILON = 1e-9
 
@@ -30,6 +30,19 @@ def can_ever_fit(
     if strategy == "STRICT_SPREAD":
         return sum(room >= 1 for room in rooms) >= num_workers
     return sum(rooms) >= num_workers
+
+
+def num_fitting(config: ScalingConfig, node_free: Sequence[Mapping[str, float]]) -> int:
+    """How many workers would fit on what is free now, at most ``max_workers``; 0 when not even ``min_workers`` do.
+
+    Args:
+        config: Resources of a worker, placement strategy and range.
+        node_free: Free resources of each living node.
+    """
+    for size in range(config.max_workers, config.min_workers - 1, -1):
+        if can_ever_fit(config.worker_resources, size, config.placement_strategy, node_free):
+            return size
+    return 0
 
 
 def describe_need(config: ScalingConfig, num_workers: int) -> str:

@@ -13,13 +13,16 @@ from ..context.current import set_context
 from ..context.journal import Journal, journal_root, sweep
 from ..context.outbox import Outbox
 from ..context.reporter import Reporter
+from ..context.scratch import Scratch
 from ..context.train_context import TrainContext
 from ..errors import CollectiveError
 from ..storage.store import RunStore
 from .datasets import shard_makers
 from .failures import capture
 from .messages import RunReturn, WorkerSetup
+from .probe import as_seen_here
 from .ranks import WorkerFacts
+from .signs import WorkerSigns
 from .train_function import TrainFunction, open_train_function
 
 __all__ = ["Worker"]
@@ -57,8 +60,12 @@ class Worker:
             gpu_ids=gpu_ids,
         )
 
-    def setup(self, setup: WorkerSetup, function: bytes, controller: Any) -> None:
-        """Make the context and the way back to the controller; open the train function."""
+    def setup(self, setup: WorkerSetup, function: bytes, controller: Any) -> bool:
+        """Make the context and the way back to the controller; open the train function.
+
+        Returns:
+            Whether files go through the controller, because this node does not have the driver's disk.
+        """
         import ray
 
         logging.getLogger("ray_lite").setLevel(setup.log_level)
@@ -76,22 +83,43 @@ class Worker:
                 raise got
             return ray.get(got[0]) if isinstance(got, list) else got
 
+        def committed(num_reports: int, timeout_s: float | None) -> list[tuple[str, dict[str, Any]]]:
+            found: list[tuple[str, dict[str, Any]]] = ray.get(
+                controller.committed.remote(attempt, num_reports, timeout_s)
+            )
+            return found
+
         self._identity = identity
         sweep(journal_root())
         self._outbox = Outbox(send, Journal(setup.journal_folder))
-        store = RunStore(setup.root, setup.run.name)
+        self._signs = WorkerSigns(
+            setup.journal_folder, on_sigterm=lambda: controller.sigterm_received.remote(attempt, rank)
+        )
+        root, checkpoint, is_carried = as_seen_here(setup.root, setup.checkpoint, setup.probe, controller)
+        store = RunStore(root, setup.run.name)
+        self._reporter = Reporter(
+            store,
+            self._outbox,
+            attempt=attempt,
+            first_report_index=setup.first_report_index,
+            scratch=Scratch(setup.journal_folder),
+        )
         self._context = TrainContext(
             worker=identity,
             run=setup.run,
             scaling_config=setup.scaling_config,
             store=store,
-            reporter=Reporter(store, self._outbox, attempt=attempt, first_report_index=setup.first_report_index),
+            reporter=self._reporter,
             shards=shard_makers(setup.datasets, world_rank=rank, world_size=identity.world_size, fetch=ray.get),
-            checkpoint=setup.checkpoint,
+            checkpoint=checkpoint,
             meet=meet,
+            committed=committed,
+            notices=self._signs.notices,
+            beat=self._signs.beat,
         )
         set_context(self._context)
         self._function: TrainFunction = open_train_function(function)
+        return is_carried
 
     def execute(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of the backend in this process."""
@@ -106,9 +134,12 @@ class Worker:
         failure = value = value_problem = None
         try:
             value = self._function(self._context)
+            self._reporter.finish()
         # SystemExit, KeyboardInterrupt and GeneratorExit of the user's code end the rank like any other exception.
         except BaseException as error:  # noqa: BLE001
             failure = capture(error, world_rank=self._identity.world_rank, node_ip=self._identity.node_ip)
+            # What was handed over before is stored, if the storage does not take too long.
+            self._reporter.give_up(_FLUSH_TIMEOUT_S)
         pickled: bytes | None = None
         if failure is None and self._identity.world_rank == 0 and value is not None:
             pickled, value_problem = _pickle_value(value)
@@ -120,11 +151,13 @@ class Worker:
             num_records=self._outbox.num_added,
             value_problem=value_problem,
             has_read_checkpoint=self._context.has_read_checkpoint,
+            has_seen_preemption=self._context.has_seen_preemption,
         ), pickled
 
     def teardown(self) -> None:
         """The attempt is over and everything has arrived: end the threads, take the context away."""
         set_context(None)
+        self._signs.close()
         self._outbox.close(_FLUSH_TIMEOUT_S)
 
 

@@ -1,37 +1,46 @@
-"""The actors of one attempt, and the room they stand in."""
+"""The actors of a run, the room they stand in, and those that wait to take a place."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import ray
+from ray import PlacementGroupID
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..configs.scaling import ScalingConfig
 from ..context.identity import WorkerIdentity
-from .ranks import assign_ranks
+from ..errors import ResourcesError
+from . import placement
+from .ranks import WorkerFacts, assign_ranks
 from .worker import Worker
 
-__all__ = ["BackendWorkers", "Room", "WorkerGroup"]
+__all__ = ["BackendWorkers", "Room", "WorkerGroup", "check_room", "remove_rooms"]
 
 
 class Room:
     """A placement group with one bundle per worker; kept over restarts.
 
     A group that is made right after another was removed takes about a second, because the
-    resources come back late; so there is one for the whole run.
+    resources come back late; so there is one for the whole run, as long as its size fits.
     """
 
-    def __init__(self, config: ScalingConfig, num_workers: int) -> None:
-        options: dict[str, Any] = {}
+    def __init__(self, config: ScalingConfig, num_workers: int, run_id: str) -> None:
+        # The name lets the driver find it when this process is gone.
+        options: dict[str, Any] = {"name": f"{_room_prefix(run_id)}{secrets.token_hex(4)}"}
         selector = config.label_selector
         if selector is not None:
             options["bundle_label_selector"] = (
-                [dict(selector)] * num_workers if isinstance(selector, Mapping) else [dict(s) for s in selector]
+                [dict(selector)] * num_workers
+                if isinstance(selector, Mapping)
+                else [dict(s) for s in selector][:num_workers]
             )
         bundle = {name: amount for name, amount in config.worker_resources.items() if amount > 0}
         # A placement group refuses empty bundles; workers that ask for nothing need no room.
@@ -53,68 +62,188 @@ class Room:
             self.group = None
 
 
+def remove_rooms(run_id: str) -> None:
+    """Give back what a controller that died has left; Ray keeps it until the driver's end."""
+    for group_id, info in ray.util.placement_group_table().items():
+        if info["name"].startswith(_room_prefix(run_id)) and info["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+
+
+def _room_prefix(run_id: str) -> str:
+    return f"ray_lite-{run_id}-"
+
+
+@attrs.define
+class _Member:
+    """One place of the group: who stands in it, and what is known of it."""
+
+    actor: Any
+    facts: WorkerFacts | None = None
+    identity: WorkerIdentity | None = None
+
+
 class WorkerGroup:
-    """The actors of one attempt.
+    """One worker per bundle of the room.
 
     Args:
         config: Resources of a worker.
-        room: Where they are placed, one per bundle.
+        room: Where they are placed.
         runtime_env: Runtime environment of the actors, or None.
+        preload_modules: What a worker imports as soon as it is up.
+        num_standby: Workers that wait without a place.
     """
 
-    def __init__(self, config: ScalingConfig, room: Room, runtime_env: Mapping[str, Any] | None) -> None:
-        resources = dict(config.worker_resources)
-        options: dict[str, Any] = {
-            "num_cpus": resources.pop("CPU", 0),
-            "num_gpus": resources.pop("GPU", 0),
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        memory = resources.pop("memory", 0)
-        if memory:
-            options["memory"] = memory
-        if resources:
-            options["resources"] = resources
-        if runtime_env:
-            options["runtime_env"] = dict(runtime_env)
-        actor_class = ray.remote(Worker)
-        self._resources = dict(config.worker_resources)
-        self._actors: list[Any] = []
-        for index in range(room.num_workers):
-            if room.group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    room.group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
-                )
-            self._actors.append(actor_class.options(**options).remote())
-        self.identities: list[WorkerIdentity] = []
-        self.is_alive = True
+    def __init__(
+        self,
+        config: ScalingConfig,
+        room: Room,
+        runtime_env: Mapping[str, Any] | None,
+        preload_modules: Sequence[str],
+        num_standby: int = 0,
+    ) -> None:
+        self._config, self._room = config, room
+        self._runtime_env = dict(runtime_env or {})
+        self._preload_modules = list(preload_modules)
+        self._num_standby = num_standby
+        self._places: list[_Member | None] = [None] * room.num_workers
+        self._by_rank: list[_Member] = []
+        self._standbys: list[tuple[Any, Any]] = []
+        self._first_calls: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The first group is made by the driver and handed to the controller; the calls stay with the caller.
+        return {**self.__dict__, "_first_calls": []}
+
+    @property
+    def room(self) -> Room:
+        """Where the workers are placed."""
+        return self._room
 
     def __len__(self) -> int:
-        return len(self._actors)
+        return len(self._by_rank)
 
-    async def assign(self, preload_modules: Sequence[str]) -> None:
-        """Wait until all processes are up, then order the actors by world rank."""
-        facts = await asyncio.gather(*[actor.describe.remote(list(preload_modules)) for actor in self._actors])
-        facts = [attrs.evolve(fact, resources=self._resources) for fact in facts]
-        assigned = assign_ranks(facts)
-        self._actors = [self._actors[index] for index, _ in assigned]
-        self.identities = [identity for _, identity in assigned]
+    @property
+    def identities(self) -> list[WorkerIdentity]:
+        """Who holds which rank, by world rank; empty before ``assign``."""
+        return [member.identity for member in self._by_rank if member.identity is not None]
+
+    def pid(self, world_rank: int) -> int:
+        """Process id of a worker on its node."""
+        facts = self._by_rank[world_rank].facts
+        assert facts is not None
+        return facts.pid
+
+    def fill(self) -> None:
+        """Start an actor in each empty place; one that stands by takes it at once."""
+        for index, place in enumerate(self._places):
+            if place is None:
+                actor = self._standbys.pop(0)[0] if self._standbys else self._start(index)
+                self._places[index] = _Member(actor)
+
+    def begin_imports(self) -> None:
+        """Let the processes import what they need as soon as they are up, before anybody asks them."""
+        members = [member for member in self._places if member is not None]
+        self._first_calls = [member.actor.describe.remote(self._preload_modules) for member in members]
+
+    async def assign(self) -> None:
+        """Wait until all processes are up, then order them by world rank."""
+        members = [member for member in self._places if member is not None]
+        new = [member for member in members if member.facts is None]
+        found = await asyncio.gather(*[member.actor.describe.remote(self._preload_modules) for member in new])
+        for member, facts in zip(new, found, strict=True):
+            member.facts = attrs.evolve(facts, resources=dict(self._config.worker_resources))
+        ranked = assign_ranks([member.facts for member in members if member.facts is not None])
+        for index, identity in ranked:
+            members[index].identity = identity
+        self._by_rank = [members[index] for index, _ in ranked]
 
     def call(self, world_rank: int, method: str, *args: Any, num_returns: int = 1) -> Any:
         """Start a method of one worker; returns its reference, or references."""
-        handle = getattr(self._actors[world_rank], method)
+        handle = getattr(self._by_rank[world_rank].actor, method)
         return handle.options(num_returns=num_returns).remote(*args)
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
         """Run a method on all workers at once."""
         return list(await asyncio.gather(*[self.call(rank, method, *args) for rank in range(len(self))]))
 
-    def kill(self) -> None:
-        """End all processes now."""
-        if self.is_alive:
-            self.is_alive = False
-            for actor in self._actors:
-                ray.kill(actor, no_restart=True)
+    def kill(self, *, keep: Iterable[int] = ()) -> None:
+        """End all processes now, but for the ranks in ``keep``; their places are empty then."""
+        kept = {id(self._by_rank[rank]) for rank in keep}
+        for index, member in enumerate(self._places):
+            if member is not None and id(member) not in kept:
+                ray.kill(member.actor, no_restart=True)
+                self._places[index] = None
+
+    def raise_standbys(self) -> None:
+        """Start the workers that stand by, when some are missing; returns at once."""
+        while len(self._standbys) < self._num_standby:
+            # No CPU of its own: it will work on the room of the one that it replaces.
+            actor = _worker_class().options(num_cpus=0, max_restarts=0, **self._common()).remote()
+            # The call imports the framework; its reference is kept so that nobody waits for it.
+            self._standbys.append((actor, actor.describe.remote(self._preload_modules)))
+
+    def close(self) -> None:
+        """End everything, those that stand by too."""
+        self.kill()
+        for actor, _ in self._standbys:
+            ray.kill(actor, no_restart=True)
+        self._standbys.clear()
+
+    def _start(self, index: int) -> Any:
+        resources = dict(self._config.worker_resources)
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            **self._common(),
+        }
+        memory = resources.pop("memory", 0)
+        if memory:
+            options["memory"] = memory
+        if resources:
+            options["resources"] = resources
+        if self._room.group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._room.group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
+            )
+        return _worker_class().options(**options).remote()
+
+    def _common(self) -> dict[str, Any]:
+        return {"runtime_env": self._runtime_env} if self._runtime_env else {}
+
+
+@functools.cache
+def _worker_class() -> Any:
+    """The actor class; Ray would pickle it anew for each one that is made."""
+    return ray.remote(Worker)
+
+
+def check_room(config: ScalingConfig) -> None:
+    """See that the workers can fit on this cluster when all else is idle.
+
+    Raises:
+        ResourcesError: They never can, and nobody adds nodes.
+    """
+    if config.resources_timeout_s is not None or _has_autoscaler():
+        return
+    totals = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    least = config.min_workers
+    if not placement.can_ever_fit(config.worker_resources, least, config.placement_strategy, totals):
+        total, free = ray.cluster_resources(), ray.available_resources()
+        raise ResourcesError(placement.infeasible_message(config, least, total, free))
+
+
+def _has_autoscaler() -> bool:
+    """Whether nodes may be added by themselves."""
+    from ray._private.state import state
+
+    try:
+        config = state.get_cluster_config()
+    # Not there on every version of Ray; then nobody is known to add nodes.
+    except (AttributeError, RayError, RuntimeError):
+        return False
+    return config is not None and len(getattr(config, "node_group_configs", ())) > 0
 
 
 class BackendWorkers:
@@ -124,13 +253,21 @@ class BackendWorkers:
         group: The started workers.
         loop: The controller's event loop, which does the waiting.
         timeout_s: Limit for each waiting call.
+        ranks: World ranks to work on; all by default.
     """
 
-    def __init__(self, group: WorkerGroup, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: float,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         self._group, self._loop, self._timeout_s = group, loop, timeout_s
+        self._ranks = list(range(len(group))) if ranks is None else list(ranks)
 
     def __len__(self) -> int:
-        return len(self._group)
+        return len(self._ranks)
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``fn`` on all workers at once and wait; the first error is raised."""
@@ -146,7 +283,7 @@ class BackendWorkers:
 
     def execute_single_async(self, world_rank: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Start ``fn`` on one worker; returns a Ray object reference."""
-        return self._group.call(world_rank, "execute", fn, args, kwargs)
+        return self._group.call(self._ranks[world_rank], "execute", fn, args, kwargs)
 
     def _wait_for(self, references: Sequence[Any]) -> list[Any]:
         async def gather() -> list[Any]:

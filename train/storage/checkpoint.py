@@ -111,6 +111,11 @@ class Checkpoint:
         return self._root.path
 
     @property
+    def is_local(self) -> bool:
+        """Whether ``path`` is on a disk that the operating system opens."""
+        return self._root.is_local
+
+    @property
     def filesystem(self) -> AbstractFileSystem:
         """The fsspec filesystem that holds it.
 

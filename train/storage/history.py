@@ -1,6 +1,7 @@
 """The history of a run: one JSON line for every report, written as it comes.
 
-A line is ``{"i": report index, "t": seconds since the epoch, "m": metrics}``. On a disk each
+A line is ``{"i": report index, "t": seconds since the epoch, "m": metrics}``, of rank 0. Once the
+other ranks have made that report too, ``{"i": ..., "a": numbers over the ranks}`` may follow. On a disk each
 attempt appends to one file. Object stores cannot append, so there an attempt writes segments,
 by size and by time, each an object of its own.
 """
@@ -40,6 +41,8 @@ class HistoryRow:
     """Seconds since the epoch."""
     metrics: dict[str, Any]
     attempt: int
+    over_ranks: dict[str, float] = attrs.field(factory=dict)
+    """``"loss/mean"`` and the like, where the run was asked for them."""
 
 
 class HistoryWriter(Protocol):
@@ -252,6 +255,7 @@ def read_rows(parts: Iterable[tuple[int, bytes]]) -> list[HistoryRow]:
     """
     rows: list[HistoryRow] = []
     current: int | None = None
+    first = 0
     num_bad = 0
     for attempt, data in parts:
         for line in data.split(b"\n"):
@@ -261,18 +265,33 @@ def read_rows(parts: Iterable[tuple[int, bytes]]) -> list[HistoryRow]:
             if row is None:
                 num_bad += 1
                 continue
+            if isinstance(row, _OverRanks):
+                # Reports of an attempt are numbered without gaps.
+                position = first + row.report_index - rows[first].report_index if attempt == current else len(rows)
+                if first <= position < len(rows) and rows[position].report_index == row.report_index:
+                    rows[position].over_ranks.update(row.values)
+                continue
             if attempt != current:
                 current = attempt
                 rows = [earlier for earlier in rows if earlier.report_index < row.report_index]
+                first = len(rows)
             rows.append(row)
     if num_bad:
         logger.warning("history: %d lines are damaged or cut short and were left out", num_bad)
     return rows
 
 
-def _parse(line: bytes, attempt: int) -> HistoryRow | None:
+@attrs.frozen
+class _OverRanks:
+    report_index: int
+    values: dict[str, float]
+
+
+def _parse(line: bytes, attempt: int) -> HistoryRow | _OverRanks | None:
     try:
         value = json.loads(line)
+        if "a" in value:
+            return _OverRanks(int(value["i"]), dict(value["a"]))
         return HistoryRow(int(value["i"]), float(value["t"]), dict(value["m"]), attempt)
     except (ValueError, TypeError, KeyError):
         return None

@@ -79,6 +79,11 @@ class UploadedPart:
     dir_name: str
     files: tuple[FileEntry, ...]
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether the checksum of every file is known."""
+        return all(file.crc32 for file in self.files)
+
 
 @attrs.frozen(kw_only=True)
 class Manifest:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.spec import AbstractFileSystem
 
 from .checksum import ChecksumBeside, checksum_file, checksum_stream
 from .files import TEMPORARY_PREFIX, Entry
 from .retry import RetryPolicy
+from .turns import ConnectionTurn, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,9 +51,13 @@ class RemoteFiles:
         self._is_object_store = bool(protocols & _OBJECT_STORES)
         self._is_memory = "memory" in protocols
         # The default of fsspec copies and deletes, which is no rename.
-        self._can_rename = not self._is_object_store and type(filesystem).mv is not AbstractFileSystem.mv
+        self._can_rename = not self._is_object_store and _has_own(filesystem, "mv")
+        # Drivers of others have these operations in name: sshfs reads whole files for a range, and the generic
+        # find() takes a folder that cannot be listed for an empty one.
+        self._has_ranges_and_find = self._is_object_store and isinstance(filesystem, AsyncFileSystem)
+        self._turn = turn_of(filesystem)
         # SSH servers allow about ten channels a connection.
-        self.max_concurrency = 4 if protocols & {"sftp", "ssh"} else 16
+        self.max_concurrency = 1 if self._turn else 4 if protocols & {"sftp", "ssh"} else 16
         # All readers of one file of a MemoryFileSystem share its position.
         self._memory_lock = _MEMORY_LOCK if self._is_memory else None
 
@@ -95,7 +100,7 @@ class RemoteFiles:
         return self._call(lambda: self._list_once(path), f"list {path}")
 
     def walk(self, path: str) -> dict[str, int]:
-        if isinstance(self._fs, AsyncFileSystem):
+        if self._has_ranges_and_find:
             # One listing by prefix, where the generic walk asks folder by folder.
             return self._call(lambda: self._find_once(path), f"list {path}")
         files: dict[str, int] = {}
@@ -137,7 +142,7 @@ class RemoteFiles:
     def checksum(self, path: str, size_bytes: int) -> int:
         if self._is_memory or size_bytes <= _CHUNK:
             return zlib.crc32(self.read(path))
-        if isinstance(self._fs, AsyncFileSystem):
+        if self._has_ranges_and_find:
             # Ranges cost one request each; opening the file would ask for its size first.
             crc = 0
             for start in range(0, size_bytes, _CHUNK):
@@ -154,7 +159,8 @@ class RemoteFiles:
     def open_read(self, path: str) -> IO[bytes]:
         if self._is_memory:
             return io.BytesIO(self.read(path))
-        return self._call(lambda: cast("IO[bytes]", self._fs.open(path, "rb")), f"open {path}")
+        file = self._call(lambda: cast("IO[bytes]", self._fs.open(path, "rb")), f"open {path}")
+        return self._turn.reader(file) if self._turn else file
 
     # One try of each operation. All may run twice without harm.
 
@@ -233,7 +239,11 @@ class RemoteFiles:
         try:
             # Not isdir(): it answers False to every error.
             self._fs.info(path)
-            self._fs.rmdir(path)
+            if not _has_own(self._fs, "rmdir") and hasattr(self._fs, "_rmdir"):
+                # sshfs defines it for its own loop only, and the name that all call does nothing.
+                sync(self._fs.loop, self._fs._rmdir, path)
+            else:
+                self._fs.rmdir(path)
         except FileNotFoundError:
             return
 
@@ -312,10 +322,12 @@ class RemoteFiles:
         if self._memory_lock is not None:
             with self._memory_lock:
                 return self._retry.call(operation, what=what, with_deadline=False)
+        if self._turn is not None:
+            operation = _within(self._turn, operation)
         return self._retry.call(operation, what=what, size_bytes=size_bytes)
 
     def _all(self, operation: Callable[[str], object], paths: list[str]) -> None:
-        if len(paths) <= 1 or self._is_memory:
+        if len(paths) <= 1 or self._is_memory or self.max_concurrency == 1:
             for path in paths:
                 operation(path)
             return
@@ -335,6 +347,19 @@ def _protocols(filesystem: AbstractFileSystem) -> set[str]:
         protocol = vars(cls).get("protocol", ())
         found.update((protocol,) if isinstance(protocol, str) else tuple(protocol))
     return found
+
+
+def _has_own(filesystem: AbstractFileSystem, name: str) -> bool:
+    """Whether the driver does it itself; drivers with a loop of their own get some names as they are built."""
+    return name in vars(filesystem) or getattr(type(filesystem), name) is not getattr(AbstractFileSystem, name)
+
+
+def _within(turn: ConnectionTurn, operation: Callable[[], T]) -> Callable[[], T]:
+    def in_turn() -> T:
+        with turn:
+            return operation()
+
+    return in_turn
 
 
 def _parent(path: str) -> str:

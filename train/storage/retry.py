@@ -50,6 +50,7 @@ _PERMANENT_TYPES = (
     LookupError,
     MemoryError,
     RecursionError,
+    Warning,
 )
 # Names, not classes: none of these packages need be installed.
 _PERMANENT_NAMES = frozenset(

@@ -51,7 +51,7 @@ from .retry import RetryPolicy
 from .root import StorageRoot
 from .run_record import RECORD_NAME, RunRecord
 from .transfer import SourceFile, list_source, problems_of, run_concurrently, summary, upload
-from .uri import check_name, display_name, redact
+from .uri import check_name_below, display_name, redact
 
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
@@ -107,12 +107,12 @@ class RunStore:
         retry: Patience with transient errors of remote storage.
 
     Raises:
-        ConfigError: ``run_name`` is no folder name.
+        ConfigError: ``run_name`` is no folder name, or means something else in a URI.
         StorageError: The storage path has no usable driver (only when it is first used).
     """
 
     def __init__(self, root: StorageRoot, run_name: str, *, retry: RetryPolicy | None = None) -> None:
-        self.name = check_name("run name", run_name)
+        self.name = check_name_below("run name", run_name, root.path, has_filesystem=root.filesystem is not None)
         self._storage_root = root
         self._root = root.child(run_name)
         self._retry = retry
@@ -213,7 +213,7 @@ class RunStore:
         Args:
             name: What the user called it; a number is added only for attempts after the first.
         """
-        base = f"checkpoint_{report_index:06d}" if name is None else _check_dir_name(name)
+        base = f"checkpoint_{report_index:06d}" if name is None else self._check_dir_name(name)
         return base if attempt <= 1 else f"{base}_attempt_{attempt}"
 
     def staging_directory(self, attempt: int) -> str:
@@ -266,7 +266,7 @@ class RunStore:
             UploadError: The folder cannot be read, or the storage cannot be written after
                 retries. Nothing is left of this upload, and the next one may work.
         """
-        name = self.checkpoint_dir_name(report_index, attempt) if dir_name is None else _check_dir_name(dir_name)
+        name = self.checkpoint_dir_name(report_index, attempt) if dir_name is None else self._check_dir_name(dir_name)
         try:
             files, folder = self._open()
             with checkpoint.as_directory() as source:
@@ -355,6 +355,11 @@ class RunStore:
             )
         files.write(f"{target}/{MARKER_NAME}", json.dumps(mark).encode())
 
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether ``checkpoint`` is a folder directly in the run's folder, or would be if it existed."""
+        expected = self._root.child(checkpoint.path.rpartition("/")[2])
+        return Checkpoint(expected.path, expected.filesystem) == checkpoint
+
     def adopt(self, checkpoint: Checkpoint, *, report_index: int, attempt: int) -> UploadedPart:
         """Take files that the user's own code stored in a folder of the run, as they are.
 
@@ -363,15 +368,14 @@ class RunStore:
         Raises:
             UploadError: The checkpoint is not a folder directly in the run's folder, or cannot be read.
         """
-        expected = self._root.child(checkpoint.path.rpartition("/")[2])
-        if Checkpoint(expected.path, expected.filesystem) != checkpoint:
+        if not self.holds(checkpoint):
             raise UploadError(
                 f"a checkpoint that is not uploaded must lie directly in {redact(self.path)}, and this one lies in "
                 f"{redact(checkpoint.path)}"
             )
         try:
             files, folder = self._open()
-            name = _check_dir_name(checkpoint.path.rpartition("/")[2])
+            name = self._check_dir_name(checkpoint.path.rpartition("/")[2])
             stored = files.walk(f"{folder}/{name}")
             paths = [path for path in sorted(stored) if path not in RESERVED_NAMES]
             if MANIFEST_NAME in stored:
@@ -473,7 +477,7 @@ class RunStore:
 
     def open_checkpoint_dir(self, dir_name: str) -> Checkpoint:
         """The checkpoint in a folder of the run, committed or not yet."""
-        root = self._root.child(_check_dir_name(dir_name))
+        root = self._root.child(self._check_dir_name(dir_name))
         return Checkpoint(root.path, root.filesystem, storage_options=root.options)
 
     def list_checkpoints(self) -> list[CommittedCheckpoint]:
@@ -539,7 +543,7 @@ class RunStore:
             if not committed.is_deletable:
                 raise CheckpointError("this run did not create it")
             files, folder = self._open()
-            target = f"{folder}/{_check_dir_name(committed.dir_name)}"
+            target = f"{folder}/{self._check_dir_name(committed.dir_name)}"
             stored = self._read_committed(files, folder, committed.dir_name)
             if stored is not None and (stored.report_index, stored.attempt) != (
                 committed.report_index,
@@ -672,6 +676,14 @@ class RunStore:
         attempts += [checkpoint.attempt for checkpoint in self.list_checkpoints()]
         return max(attempts, default=0)
 
+    def holds_run(self) -> bool:
+        """Whether a run has left anything here.
+
+        Raises:
+            StorageError: The storage cannot be read.
+        """
+        return self.last_attempt() > 0 or self.read_record() is not None
+
     def rebuild_record(self) -> RunRecord | None:
         """A run record made from the manifests, for when the stored one is missing or damaged.
 
@@ -727,6 +739,13 @@ class RunStore:
             self._opened = self._root.files(self._retry)
         return self._opened
 
+    def _check_dir_name(self, name: str) -> str:
+        has_filesystem = self._root.filesystem is not None
+        check_name_below("checkpoint_dir_name", name, self.path, has_filesystem=has_filesystem)
+        if name in (HISTORY_FOLDER, RECORD_NAME):
+            raise UploadError(f"checkpoint_dir_name must not be {name!r}, which is taken in every run's folder")
+        return name
+
     def _folders(self, files: Files, folder: str) -> list[str]:
         return [
             entry.name
@@ -773,13 +792,6 @@ class RunStore:
 
 def _make_store(root: StorageRoot, run_name: str, retry: RetryPolicy | None) -> RunStore:
     return RunStore(root, run_name, retry=retry)
-
-
-def _check_dir_name(name: str) -> str:
-    check_name("checkpoint_dir_name", name)
-    if name in (HISTORY_FOLDER, RECORD_NAME):
-        raise UploadError(f"checkpoint_dir_name must not be {name!r}, which is taken in every run's folder")
-    return name
 
 
 def _is_staging(source: str, run_folder: str) -> bool:

@@ -15,6 +15,7 @@ from ..errors import ConfigError, ConfigTypeError
 
 __all__ = [
     "check_name",
+    "check_name_below",
     "display_name",
     "is_local",
     "is_uri",
@@ -128,6 +129,33 @@ def check_name(kind: str, name: str) -> str:
         raise ConfigError(f"{kind} must be valid Unicode, got {name!r}") from None
     if size > _MAX_NAME_BYTES:
         raise ConfigError(f"{kind} must be at most {_MAX_NAME_BYTES} bytes long, got {size}: {name[:40]!r}...")
+    return name
+
+
+def check_name_below(kind: str, name: str, base: str, *, has_filesystem: bool = False) -> str:
+    """Return ``name`` if it can be one folder below ``base``, and the path of that folder still means itself.
+
+    In a URI some characters do not: a run called ``run?1`` could be written, and never be opened again.
+
+    Args:
+        kind: As in ``check_name``.
+        base: Canonical path.
+        has_filesystem: As in ``resolve_storage_path``.
+
+    Raises:
+        ConfigTypeError, ConfigError: As ``check_name``.
+        ConfigError: The name means something else in a URI.
+    """
+    path = join(base, check_name(kind, name))
+    try:
+        means_itself = resolve_storage_path(path, has_filesystem=has_filesystem) == path
+    except ConfigError:
+        means_itself = False
+    if not means_itself:
+        raise ConfigError(
+            f"{kind} must not hold '?', '#' or '::' nor end with a blank where storage_path is a URI "
+            f"({redact(base)!r}), got {name!r}"
+        )
     return name
 
 

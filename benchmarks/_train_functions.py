@@ -1,0 +1,84 @@
+"""Train functions that know no framework, so that all sides run the same lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["die_once", "metrics", "read_notes", "stamp", "time_reports"]
+
+
+def rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+def note(folder: str, name: str, **values: Any) -> None:
+    Path(folder, name).write_text(json.dumps(values))
+
+
+def read_notes(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """What ``note`` has left, in the order of the file names."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+
+
+def stamp(config: dict[str, Any]) -> None:
+    """Nothing, with the time of the first and of the last line."""
+    first = time.time()
+    name = f"stamp-{rank()}"
+    note(config["folder"], name, first=first, last=time.time())
+
+
+def die_once(config: dict[str, Any]) -> None:
+    """In the first attempt rank 1 kills itself when both are at rest; in the second, only the time is noted."""
+    now, folder, me = time.time(), Path(config["folder"]), rank()
+    if (folder / "killed").exists():
+        note(config["folder"], f"second-{me}", first=now)
+        return
+    note(config["folder"], f"up-{me}")
+    while len(list(folder.glob("up-*"))) < 2:
+        time.sleep(0.01)
+    time.sleep(1.0)
+    if me == 1:
+        note(config["folder"], "killed", at=time.time())
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600.0)
+
+
+def metrics(index: int) -> dict[str, float]:
+    """Five floats, as a training step has them."""
+    return {
+        "loss": 1.0 / (index + 1),
+        "accuracy": index * 1e-5,
+        "learning_rate": 3e-4,
+        "grad_norm": 0.5 + index * 1e-6,
+        "step_time": 0.0123,
+    }
+
+
+def time_reports(report: Callable[[dict[str, float]], None], config: dict[str, Any], name: str) -> None:
+    """Call ``report`` ``config["num_reports"]`` times, timing each call."""
+    clock, times_ns = time.perf_counter_ns, []
+    prepared = [metrics(index) for index in range(config["num_reports"])]
+    began = time.time()
+    for values in prepared:
+        before = clock()
+        report(values)
+        times_ns.append(clock() - before)
+    ended = time.time()
+    times_ns.sort()
+    note(
+        config["folder"],
+        name,
+        began=began,
+        ended=ended,
+        p50=times_ns[len(times_ns) // 2] / 1e9,
+        p99=times_ns[min(len(times_ns) - 1, len(times_ns) * 99 // 100)] / 1e9,
+        most=times_ns[-1] / 1e9,
+    )

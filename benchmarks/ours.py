@@ -1,0 +1,83 @@
+"""The child that measures this library, and on the same cluster the floor."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from _answers import answer_questions, new_folder, start_cluster, wait_until_free
+from _train_functions import die_once, read_notes, stamp, time_reports
+from floor import fit_floor, recovery_floor, reports_floor
+
+from ray_lite import train
+from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
+
+
+def trainer(function: Any, folder: Any, *, max_failures: int = 0, **config: Any) -> Any:
+    return train.torch.TorchTrainer(
+        function,
+        train_loop_config={"folder": str(folder), **config},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=folder, name="run", failure_config=FailureConfig(max_failures=max_failures)),
+    )
+
+
+def fit() -> dict[str, float]:
+    idle, folder = wait_until_free(), new_folder()
+    ready = trainer(stamp, folder)
+    called = time.time()
+    ready.fit()
+    returned = time.time()
+    stamps = read_notes(folder, "stamp-*")
+    return {
+        "total": returned - called,
+        "first_line": stamps[0]["first"] - called,
+        "end": returned - max(s["last"] for s in stamps),
+        "idle_workers": idle,
+    }
+
+
+def report_often(config: dict[str, Any]) -> None:
+    time_reports(train.report, config, f"reports-{train.get_context().get_world_rank()}")
+
+
+def reports(num_reports: int) -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    result = trainer(report_often, folder, num_reports=num_reports).fit()
+    returned = time.time()
+    rows = result.metrics_history
+    assert [row["accuracy"] for row in rows] == [index * 1e-5 for index in range(num_reports)]
+    notes = read_notes(folder, "reports-*")
+    # The file's time is when the last line was written; looking at it disturbs nothing.
+    on_disk = max(os.stat(path).st_mtime for path in (folder / "run" / "metrics").iterdir())
+    return {
+        "p50": max(n["p50"] for n in notes),
+        "p99": max(n["p99"] for n in notes),
+        "most": max(n["most"] for n in notes),
+        "calls_per_s": num_reports / max(n["ended"] - n["began"] for n in notes),
+        "to_disk_per_s": num_reports / (on_disk - notes[0]["began"]),
+        "end": returned - max(n["ended"] for n in notes),
+    }
+
+
+def recovery() -> dict[str, float]:
+    idle, folder = wait_until_free(), new_folder()
+    trainer(die_once, folder, max_failures=1).fit()
+    (killed,) = read_notes(folder, "killed")
+    return {"restart": read_notes(folder, "second-0")[0]["first"] - killed["at"], "idle_workers": idle}
+
+
+if __name__ == "__main__":
+    start_cluster()
+    answer_questions(
+        {
+            "fit": fit,
+            "fit_floor": fit_floor,
+            "reports": reports,
+            "reports_floor": reports_floor,
+            "recovery": recovery,
+            "recovery_floor": recovery_floor,
+        }
+    )

@@ -1,0 +1,72 @@
+"""Uploads behind the scenes: in order, bounded, and no failure goes unheard."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from waiting import wait_until
+
+from ray_lite.train.context.uploads import UploadQueue
+from ray_lite.train.errors import TrainError
+
+
+def test_jobs_run_in_order_and_the_thread_ends_with_them():
+    queue, done = UploadQueue(), []
+    for number in range(20):
+        queue.add(lambda number=number: done.append(number))
+    assert queue.close()
+    assert done == list(range(20))
+    assert not [thread for thread in threading.enumerate() if thread.name == "ray_lite-uploads"]
+
+
+def test_a_third_waiting_job_makes_its_caller_wait():
+    queue, gate = UploadQueue(max_waiting=2), threading.Event()
+    started = threading.Event()
+
+    def first():
+        started.set()
+        gate.wait(30)
+
+    queue.add(first)
+    assert started.wait(30)
+    queue.add(lambda: None)
+    queue.add(lambda: None)
+    assert queue.num_pending == 3
+    returned = threading.Event()
+    caller = threading.Thread(target=lambda: (queue.add(lambda: None), returned.set()))
+    caller.start()
+    wait_until(lambda: queue.num_pending == 4, "the fourth job is queued")
+    assert not returned.is_set()
+    gate.set()
+    assert returned.wait(30)
+    caller.join()
+    assert queue.close()
+    assert queue.num_pending == 0
+
+
+def test_a_failure_waits_to_be_taken_once_and_the_next_job_runs():
+    queue, done = UploadQueue(), []
+
+    def fail():
+        raise OSError("no")
+
+    queue.add(fail)
+    queue.add(lambda: done.append(1))
+    assert queue.wait(30)
+    assert [str(error) for error in queue.take_failures()] == ["no"]
+    assert queue.take_failures() == []
+    assert done == [1]
+    queue.close()
+
+
+def test_closing_in_a_hurry_drops_what_has_not_begun():
+    queue, gate, done = UploadQueue(), threading.Event(), []
+    queue.add(lambda: gate.wait(30))
+    queue.add(lambda: done.append(1))
+    assert not queue.close(0.01)
+    gate.set()
+    assert queue.wait(30)
+    assert done == []
+    with pytest.raises(TrainError, match="has ended"):
+        queue.add(lambda: None)
