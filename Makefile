@@ -1,6 +1,8 @@
 # make digits   trains on the handwritten digits; ARGS="--num-workers 4 --name mine" reaches the script
 # make test     lint, types, every test; what .ci/run calls
 # make setup    what both begin with: .venv with the project and the pinned versions in it
+# make servers  the storage servers that the tests start on loopback; a part of make test
+# make chaos    the long forms of the proofs that failures do no harm; at most 10 minutes on two cores
 # make bench    the benchmarks, a table each; ARGS="--runs 1" reaches the scripts, BENCH="fit reports" chooses
 # make bench-peer   .venv-peer with Ray Train, for its column in those tables
 #
@@ -12,6 +14,8 @@ ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+SERVERS := $(VENV)/.servers
+AZURITE := 3.33.0
 EXTRAS := torch,client,examples,dev
 
 PEER_VENV := .venv-peer
@@ -20,7 +24,7 @@ BENCH ?= imports startup fit reports recovery
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup digits test lint types tests bench bench-peer format clean
+.PHONY: help setup digits test lint types tests chaos servers bench bench-peer format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -55,8 +59,28 @@ types: $(STAMP)
 	@cd build/typing/ray_lite && for name in train air; do ln -sfn "../../../$$name" "$$name"; done
 	cd build/typing && ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ray_lite.train
 
-tests: $(STAMP)
+tests: $(STAMP) $(SERVERS)
 	$(PY) -m pytest $(ARGS)
+
+# A proof takes minutes: no stacks in between.
+chaos: $(STAMP)
+	$(PY) -m pytest -m proof -o faulthandler_timeout=0 tests/chaos $(ARGS)
+
+servers: $(SERVERS)
+
+# Drivers and servers from PyPI, Azure's server from npm (the last one without telemetry), and OpenSSH. The last is
+# installed only where that starts no service: as root, where no systemd runs.
+$(SERVERS): $(STAMP) Makefile
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS),servers]"
+	@grep -qs '"version": "$(AZURITE)"' build/servers/node_modules/azurite/package.json || { \
+		command -v npm >/dev/null || { echo "Node.js and npm are needed for the tests' Azure server; on Debian and Ubuntu: apt install npm" >&2; exit 1; }; \
+		npm install --prefix build/servers --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error azurite@$(AZURITE); }
+	@PATH="$$PATH:/usr/sbin:/usr/local/sbin"; command -v sshd >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && command -v apt-get >/dev/null || \
+			{ echo "an SSH server is needed for the tests; on Debian and Ubuntu: apt install openssh-server (it need not run)" >&2; exit 1; }; \
+		{ apt-get install -y -qq --no-install-recommends openssh-server || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-server; }; } >/dev/null; }
+	@touch $@
 
 bench: $(STAMP)
 	@set -e; for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS); done

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import servers
@@ -27,10 +28,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def _wake_fsspec() -> None:
-    """Start the one thread in which fsspec's drivers run, so that no test is blamed for it."""
+    """Start the threads in which fsspec's drivers run, so that no test is blamed for them."""
     from fsspec.asyn import get_loop
 
-    get_loop()
+    loop = get_loop()
+    # The loop asks for names in threads of its own, which would come one by one.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="fsspec")
+    pool.submit(int).result()
+    loop.call_soon_threadsafe(loop.set_default_executor, pool)
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,7 @@ def child_on_free_port(command: Callable[[int], Sequence[str]], ready: str) -> I
             if found is not None:
                 yield port
                 return
-    raise AssertionError(f"no server could be started: {' '.join(command(0))}")
+    raise AssertionError(f"no server could be started (run `make servers`): {' '.join(command(0))}")
 
 
 # S3.
@@ -201,7 +201,7 @@ def s3() -> Iterator[Server]:
     """moto's server."""
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with child(command, r"Running on (http://127\.0\.0\.1:\d+)") as found:
-        assert found is not None, "moto's server does not start"
+        assert found is not None, "the S3 test server does not start: run `make servers`"
         endpoint = found.group(1)
 
         @contextlib.contextmanager

@@ -244,19 +244,21 @@ def test_each_attempt_starts_from_the_newest_checkpoint_on_every_rank(fit, scrat
     assert notes(scratch, "starts-0") == notes(scratch, "starts-1") == [10, 13, 16]
 
 
-def test_an_async_failure_fails_the_run_and_names_the_rank(fit):
-    def fn():
+def test_an_async_failure_fails_the_run_names_the_rank_and_gives_the_folder_back(fit, scratch):
+    def fn(config):
         def upload(checkpoint, name):
             raise ConnectionError("the bucket is gone")
 
         if rank() == 1:
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "w").write_text("1")
-                checkpoint = train.Checkpoint.from_directory(folder)
-                train.report({}, checkpoint, checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=upload)
+            folder = Path(config["scratch"], "mine")
+            folder.mkdir()
+            (folder / "w").write_text("1")
+            checkpoint = train.Checkpoint.from_directory(folder)
+            train.report({}, checkpoint, checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=upload)
 
     with pytest.raises(WorkerGroupError, match="the bucket is gone") as caught:
-        fit(fn)
+        fit(fn, cfg={"scratch": str(scratch)})
+    assert (scratch / "mine" / "w").read_text() == "1"
     assert set(caught.value.worker_failures) == {1}
     assert isinstance(caught.value.worker_failures[1], train.UploadError)
 

@@ -238,7 +238,9 @@ def test_a_controller_that_dies_is_started_anew_and_resumes(fit, scratch):
         from ray._private.state import actors
 
         pids = [
-            info["Pid"] for info in actors().values() if info["State"] == "ALIVE" and info["ActorClassName"] == "Controller"
+            info["Pid"]
+            for info in actors().values()
+            if info["State"] == "ALIVE" and info["ActorClassName"] == "Controller"
         ]
         os.kill(pids[0], signal.SIGKILL)
 

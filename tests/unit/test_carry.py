@@ -155,6 +155,15 @@ def test_metadata_can_be_set_from_far(store: RunStore, store_of_driver: RunStore
     store.open_checkpoint(committed).verify()
 
 
+def test_a_folder_that_user_code_stored_through_the_filesystem_is_adopted(store: RunStore, store_of_driver: RunStore):
+    store.filesystem.pipe_file(f"{store.path}/mine/w", b"123456789")
+    stored = Checkpoint(f"{store.path}/mine", store.filesystem)
+    assert store.holds(stored)
+    committed = commit(store_of_driver, {0: store.adopt(stored, report_index=0, attempt=1)})
+    store_of_driver.open_checkpoint(committed).verify()
+    assert committed.manifest.files[0].crc32 == "cbf43926"
+
+
 @pytest.mark.parametrize("fails_at", ["write", "write_piece", "rename"])
 def test_an_upload_that_fails_leaves_no_file(
     store: RunStore, transport: Direct, run_folder: Path, tmp_path: Path, fails_at: str

@@ -54,6 +54,16 @@ def test_start_failures_have_a_small_limit_of_their_own_that_a_start_resets():
     assert counts.start_failures_in_a_row == 0
 
 
+@pytest.mark.parametrize("kind", [FailureKind.WORKER, FailureKind.PREEMPTION])
+def test_only_start_failures_in_a_row_end_a_run(kind):
+    config, counts = FailureConfig(max_failures=-1), Counts()
+    for _ in range(20):
+        for failed in [FailureKind.START] * (MAX_START_FAILURES - 1) + [kind]:
+            step = after_failure(failed, counts, config, made_progress=True)
+            assert step.is_restart
+            counts = step.counts
+
+
 @pytest.mark.parametrize("fail_fast", [True, "raise"])
 def test_fail_fast_never_restarts(fail_fast):
     assert not after_failure(FailureKind.WORKER, Counts(), FailureConfig(fail_fast=fail_fast)).is_restart

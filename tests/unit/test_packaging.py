@@ -76,7 +76,7 @@ def test_the_core_needs_ray_attrs_and_fsspec_only(metadata):
 
 def test_the_extras_are_those_that_the_documents_name(metadata):
     assert sorted(metadata.get_all("Provides-Extra")) == sorted(
-        ["torch", "s3", "gcs", "azure", "sftp", "client", "tune", "data", "examples", "dev"]
+        ["torch", "s3", "gcs", "azure", "sftp", "client", "tune", "data", "examples", "dev", "servers"]
     )
 
 

@@ -118,15 +118,16 @@ def test_a_folder_of_the_users_own_is_copied_and_left_alone(fit, tmp_path):
     assert committed(fit(fn)) == [{"keep": "1"}] * 3
 
 
+@pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, ASYNC])
 @pytest.mark.parametrize("where", ["run", "storage", "parent"])
-def test_a_folder_that_holds_the_run_is_refused_and_the_next_report_works(fit, tmp_path, where):
+def test_a_folder_that_holds_the_run_is_refused_and_the_next_report_works(fit, tmp_path, where, mode):
     mine = make_folder(tmp_path / "mine", w="1")
 
     def fn():
         run = Path(train.get_context().get_trial_dir())
         folder = {"run": run, "storage": run.parent, "parent": run.parent.parent}[where]
         with pytest.raises(UploadError, match="holds the place where it would be stored"):
-            train.report({"i": 0}, Checkpoint.from_directory(folder))
+            train.report({"i": 0}, Checkpoint.from_directory(folder), checkpoint_upload_mode=mode)
         train.report({"i": 1}, mine)
 
     result = fit(fn)

@@ -76,12 +76,11 @@ def check_deletable(folder: str, store: RunStore) -> None:
     Raises:
         ConfigError: The run, the working directory or the home folder lies in it, or it is a committed checkpoint.
     """
-    real = os.path.realpath(folder)
     inside = {"the working directory": os.getcwd(), "the home folder": os.path.expanduser("~")}
     if store.is_local:
         inside["the run itself"] = store.path
     for what, path in inside.items():
-        if (os.path.realpath(path) + os.sep).startswith(real.rstrip(os.sep) + os.sep):
+        if _lies_in(path, folder):
             raise ConfigError(
                 f"report() was told to delete {folder!r} after the upload, and {what} lies in it ({path}); report a "
                 "folder of its own, or pass delete_local_checkpoint_after_upload=False"
@@ -116,8 +115,13 @@ def take_over(
         is_staged: It is a staging directory, whose hard links are meant.
 
     Raises:
-        UploadError: There is no such folder, or it can be neither moved nor copied.
+        UploadError: There is no such folder, it holds the run, or it can be neither moved nor copied.
     """
+    if store.is_local and _lies_in(store.path, folder):
+        raise UploadError(
+            f"the reported folder {folder!r} holds the place where it would be stored ({store.path}); "
+            "report a folder of its own, for example a tempfile.TemporaryDirectory()"
+        )
     sources = list_source(folder)
     try:
         if gives_folder_away and not os.path.islink(folder):
@@ -152,6 +156,10 @@ def _move(
     _sweep_beside(parent)
     target = os.path.join(parent, f"{_BESIDE}-{_host()}-{os.getpid()}-{secrets.token_hex(8)}")
     return target if _rename(folder, target) else None
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return (os.path.realpath(path) + os.sep).startswith(os.path.realpath(folder).rstrip(os.sep) + os.sep)
 
 
 def _has_one_name(path: str) -> bool:

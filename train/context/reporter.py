@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import ConfigError, ConfigTypeError, StorageError, UploadError
 from ..storage.checkpoint import Checkpoint
 from ..storage.store import RunStore, UploadedPart
+from ..storage.uri import redact
 from .metrics import encode_metrics
 from .outbox import RecordSink
 from .ownership import check_deletable, delete_folder, take_over
@@ -172,9 +173,9 @@ class Reporter:
                 raise ConfigError(str(error)) from None
         if options.mode is CheckpointUploadMode.NO_UPLOAD and not self._store.holds(checkpoint):
             raise ConfigError(
-                f"with CheckpointUploadMode.NO_UPLOAD, the checkpoint must be a folder directly in {self._store.path} "
-                f"(get_context().get_trial_dir()), and this one is {checkpoint!r}; upload it there, or report a small "
-                "checkpoint that says where the files are"
+                "with CheckpointUploadMode.NO_UPLOAD, the checkpoint must be a folder directly in "
+                f"{redact(self._store.path)} (get_context().get_trial_dir()), and this one is {checkpoint!r}; "
+                "upload it there, or report a small checkpoint that says where the files are"
             )
         if options.deletes_local and options.gives_folder_away and checkpoint.is_local:
             check_deletable(checkpoint.path, self._store)
@@ -236,7 +237,7 @@ class Reporter:
             ) from error
         if not isinstance(stored, Checkpoint):
             raise UploadError(
-                f"checkpoint_upload_fn must return the Checkpoint that it stored in {self._store.path}/{name}, "
+                f"checkpoint_upload_fn must return the Checkpoint that it stored in {redact(self._store.path)}/{name}, "
                 f"got {type(stored).__name__}"
             )
         return stored

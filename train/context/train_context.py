@@ -339,7 +339,10 @@ class TrainContext:
         return self._run.run_id
 
     def get_trial_dir(self) -> str:
-        """Where the run lies: a folder, or a URI for remote storage."""
+        """Where the run lies: a URI, or a folder on the driver's disk.
+
+        A node that does not share that disk reaches it through ``get_storage().filesystem`` alone.
+        """
         return self._run.path
 
     def get_trial_resources(self) -> PlacementGroupFactory:

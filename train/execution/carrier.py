@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..storage.checkpoint import Checkpoint
 from ..storage.disk import DiskFiles
 from ..storage.files import is_temporary
-from .messages import RunSpec
+from ..storage.root import StorageRoot
 
 __all__ = ["PIECE_BYTES", "Carrier", "make_carrier"]
 
@@ -24,9 +25,8 @@ PIECE_BYTES = 8 << 20
 _MAX_AT_ONCE = 4
 
 
-def make_carrier(spec: RunSpec) -> Carrier:
-    """For the workers of one run: its own folder, and the checkpoint that it was told to start from."""
-    run, start = spec.root.child(spec.run_name), spec.start_checkpoint
+def make_carrier(run: StorageRoot, start: Checkpoint | None) -> Carrier:
+    """For the workers of one run: its own folder, and the checkpoint that the user gave it to start from."""
     return Carrier(
         writable=[run.files()[1]] if run.is_local else [],
         readable=[start.path] if start is not None and start.is_local else [],

@@ -115,7 +115,8 @@ class CarryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove files, and with ``recursive`` folders and all in them. Names are never patterns."""
-        for one in [path] if isinstance(path, (str, os.PathLike)) else path:
+        paths: list[str] = path if isinstance(path, list) else [path]
+        for one in paths:
             info = self.info(one)
             if info["type"] == "file":
                 self.rm_file(info["name"])

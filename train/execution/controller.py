@@ -79,7 +79,7 @@ class Controller:
         self._room = None if group is None else group.room
         self._run_task: asyncio.Task[None] | None = None
         self._journal_root = str(journal_root() / spec.run_id)
-        self._carrier = make_carrier(spec)
+        self._carrier = make_carrier(spec.root.child(spec.run_name), spec.start_checkpoint)
         self._told: set[str] = set()
 
     # -- called by the driver ------------------------------------------------------------------

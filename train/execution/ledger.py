@@ -22,6 +22,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.retention import best_first, score_of, select_to_delete
 from ..storage.run_record import RunRecord
 from ..storage.store import CommittedCheckpoint, HolderInfo, RunStore
+from ..storage.uri import redact
 from .aggregate import over_ranks
 from .consolidate import ConsolidatedReport, Consolidator
 from .messages import CheckpointCommitted, Event, Notice, ReportCompleted
@@ -87,6 +88,7 @@ class Ledger:
         self._config_record, self._start_checkpoint = config_record, start_checkpoint
         self._resume, self._wants_reports, self._clock = resume, wants_reports, clock
         self._metrics_over_ranks = metrics_over_ranks
+        self._shown = redact(store.path)
         self._lock_id, self._is_alive = lock_id or run_id, is_alive
         self._kept: list[CommittedCheckpoint] = []
         self._attempt = 0
@@ -127,18 +129,18 @@ class Ledger:
         if record is None:
             record = self._store.rebuild_record()
             if record is not None:
-                text = f"{self._store.path} has no usable run.json; what it said was found out from the checkpoints"
+                text = f"{self._shown} has no usable run.json; what it said was found out from the checkpoints"
                 events.append(Notice(level=logging.WARNING, text=text))
         # A lost record must not make an attempt number come twice.
         self._attempt = max(record.attempt if record else 0, self._store.last_attempt())
         if self._resume == "must" and not self._kept:
             raise StorageError(
-                f'resume="must", but {self._store.path} holds no checkpoint; check name and storage_path, '
+                f'resume="must", but {self._shown} holds no checkpoint; check name and storage_path, '
                 'or use resume="auto" to begin from nothing'
             )
         if self._resume == "never" and (record is not None or self._kept):
             raise StorageError(
-                f'resume="never", but {self._store.path} already holds a run; choose another name, '
+                f'resume="never", but {self._shown} already holds a run; choose another name, '
                 'delete that folder, or use resume="auto" to continue it'
             )
         changes = config_changes(record.config, self._config_record) if record is not None else []
@@ -146,7 +148,7 @@ class Ledger:
             text = f"since the last fit() of {self._store.name} these options have changed: {', '.join(changes)}"
             events.append(Notice(level=logging.INFO, text=text))
         if record is not None and not self._kept and self._start_checkpoint is None:
-            text = f"{self._store.path} holds a run without a checkpoint: training begins from nothing"
+            text = f"{self._shown} holds a run without a checkpoint: training begins from nothing"
             events.append(Notice(level=logging.INFO, text=text))
         return events
 
@@ -162,7 +164,7 @@ class Ledger:
         events: list[Event] = []
         newest = self._store.newest_valid(verify="digest") if self._kept else None
         if newest is None and self._kept and self._resume == "must":
-            raise StorageError(f'resume="must", but every checkpoint in {self._store.path} is damaged')
+            raise StorageError(f'resume="must", but every checkpoint in {self._shown} is damaged')
         # What was found damaged is not offered again, nor counted by retention.
         if newest is not None:
             self._kept = [c for c in self._kept if c.manifest.report_index <= newest.manifest.report_index]
@@ -176,10 +178,10 @@ class Ledger:
         self._has_start = checkpoint is not None
         if newest is not None:
             age = describe_age(self._clock() - newest.manifest.created_at)
-            text = f"continuing from {newest.dir_name} (report {newest.report_index}, {age}) in {self._store.path}"
+            text = f"continuing from {newest.dir_name} (report {newest.report_index}, {age}) in {self._shown}"
             events.append(Notice(level=logging.INFO, text=text))
         elif checkpoint is not None:
-            text = f"starting from resume_from_checkpoint={checkpoint!r}; {self._store.path} has no checkpoint yet"
+            text = f"starting from resume_from_checkpoint={checkpoint!r}; {self._shown} has no checkpoint yet"
             events.append(Notice(level=logging.INFO, text=text))
         self._progress = Progress(world_size, first)
         self._consolidator = Consolidator(world_size) if self._wants_reports else None

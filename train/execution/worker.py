@@ -31,6 +31,7 @@ logger = logging.getLogger("ray_lite.train")
 
 _FLUSH_TIMEOUT_S = 30.0
 _INLINE_BYTES = 100_000
+_BEAT_S = 1.0
 
 
 class Worker:
@@ -134,6 +135,9 @@ class Worker:
         failure = value = value_problem = None
         try:
             value = self._function(self._context)
+            while not self._reporter.wait(_BEAT_S):
+                # Its files are on their way: that is no hang.
+                self._signs.beat()
             self._reporter.finish()
         # SystemExit, KeyboardInterrupt and GeneratorExit of the user's code end the rank like any other exception.
         except BaseException as error:  # noqa: BLE001

@@ -56,7 +56,10 @@ class RemoteFiles:
         # find() takes a folder that cannot be listed for an empty one.
         self._has_ranges_and_find = self._is_object_store and isinstance(filesystem, AsyncFileSystem)
         self._turn = turn_of(filesystem)
+        self._sends_files = self._turn is not None or isinstance(filesystem, AsyncFileSystem)
         # SSH servers allow about ten channels a connection.
+        # paramiko takes apart what it is given in 32 KiB requests, in quadratic time: only its own transfers are fast.
+        self._small = _SMALL if self._turn is None else 32 << 10
         self.max_concurrency = 1 if self._turn else 4 if protocols & {"sftp", "ssh"} else 16
         # All readers of one file of a MemoryFileSystem share its position.
         self._memory_lock = _MEMORY_LOCK if self._is_memory else None
@@ -140,7 +143,7 @@ class RemoteFiles:
         return self._call(lambda: self._get_once(path, local_path, size_bytes), f"read {path}", size_bytes)
 
     def checksum(self, path: str, size_bytes: int) -> int:
-        if self._is_memory or size_bytes <= _CHUNK:
+        if self._is_memory or size_bytes <= (_CHUNK if self._turn is None else self._small):
             return zlib.crc32(self.read(path))
         if self._has_ranges_and_find:
             # Ranges cost one request each; opening the file would ask for its size first.
@@ -149,7 +152,7 @@ class RemoteFiles:
                 end = min(start + _CHUNK, size_bytes)
                 crc = zlib.crc32(self._read_range(path, start, end), crc)
             return crc
-        return self._call(lambda: self._checksum_once(path), f"read {path}", size_bytes)
+        return self._call(lambda: self._checksum_once(path, size_bytes), f"read {path}", size_bytes)
 
     def _read_range(self, path: str, start: int, end: int) -> bytes:
         return self._call(
@@ -254,7 +257,7 @@ class RemoteFiles:
             return
 
     def _put_once(self, local_path: str, path: str, size_bytes: int) -> int:
-        if size_bytes <= _SMALL:
+        if size_bytes <= self._small:
             with open(local_path, "rb") as file:
                 data = file.read()
             self._make_folder_if_missing(path, lambda: self._fs.pipe_file(path, data))
@@ -267,7 +270,7 @@ class RemoteFiles:
         return crc
 
     def _send(self, local_path: str, path: str) -> None:
-        if isinstance(self._fs, AsyncFileSystem):
+        if self._sends_files:
             # Object stores send the parts of one file concurrently.
             self._fs.put_file(local_path, path)
             return
@@ -276,14 +279,14 @@ class RemoteFiles:
                 writing.write(chunk)
 
     def _get_once(self, path: str, local_path: str, size_bytes: int) -> int:
-        if self._is_memory or size_bytes <= _SMALL:
+        if self._is_memory or size_bytes <= self._small:
             data = self._fs.cat_file(path)
             with open(local_path, "wb", buffering=0) as file:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
             return zlib.crc32(data)
-        if isinstance(self._fs, AsyncFileSystem):
+        if self._sends_files:
             self._fs.get_file(path, local_path)
             return checksum_file(local_path)
         crc = 0
@@ -293,8 +296,10 @@ class RemoteFiles:
                 writing.write(chunk)
         return crc
 
-    def _checksum_once(self, path: str) -> int:
+    def _checksum_once(self, path: str, size_bytes: int) -> int:
         with self._fs.open(path, "rb") as stream:
+            if self._turn is not None:
+                self._turn.read_ahead(stream, size_bytes)
             return checksum_stream(stream)
 
     def _make_folder_if_missing(self, path: str, write: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-__all__ = ["RetryPolicy", "is_transient"]
+__all__ = ["RetryPolicy", "is_missing", "is_transient"]
 
 T = TypeVar("T")
 
@@ -83,6 +83,7 @@ _PERMANENT_CODES = frozenset(
         "ExpiredToken",
     }
 )
+_MISSING_CODES = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _TRANSIENT_STATUS = frozenset({408, 409, 421, 423, 425, 429})
 
 
@@ -107,6 +108,14 @@ def is_transient(error: BaseException) -> bool:
         if isinstance(link, OSError) and link.errno is not None:
             return link.errno not in _PERMANENT_ERRNOS
     return isinstance(error, Exception)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the storage says that the folder, bucket or container is not there."""
+    return any(
+        isinstance(link, (FileNotFoundError, NotADirectoryError)) or _error_code(link) in _MISSING_CODES
+        for link in _chain(error)
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -28,8 +28,8 @@ _DRIVERS = {
     "abfss": "ray-lite-train[azure]",
     "az": "ray-lite-train[azure]",
     "adl": "ray-lite-train[azure]",
-    "sftp": "paramiko",
-    "ssh": "sshfs",
+    "sftp": "ray-lite-train[sftp]",
+    "ssh": "ray-lite-train[sftp]",
     "hdfs": "pyarrow",
     "webhdfs": "requests",
     "oss": "ossfs",
@@ -112,11 +112,13 @@ class StorageRoot:
         Raises:
             StorageError: As ``open``.
         """
-        from .disk import DiskFiles
+        if self.is_local:
+            from .disk import DiskFiles
+
+            return DiskFiles(), self._local_path()
+        # Late, because it brings fsspec, which a local disk does without.
         from .remote import RemoteFiles
 
-        if self.is_local:
-            return DiskFiles(), self._local_path()
         filesystem, path = self.open()
         return RemoteFiles(filesystem, retry), path
 

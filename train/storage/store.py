@@ -47,7 +47,7 @@ from .manifest import (
     format_crc32,
     merge_parts,
 )
-from .retry import RetryPolicy
+from .retry import RetryPolicy, is_missing
 from .root import StorageRoot
 from .run_record import RECORD_NAME, RunRecord
 from .transfer import SourceFile, list_source, problems_of, run_concurrently, summary, upload
@@ -783,7 +783,7 @@ class RunStore:
     def _advice(self, error: BaseException) -> str:
         if isinstance(error, PermissionError):
             return "check the permissions and credentials of this process"
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        if is_missing(error):
             return "check that the bucket or folder exists" if not self.is_local else "check the path"
         if isinstance(error, TimeoutError):
             return "check the network and the endpoint"
@@ -817,4 +817,5 @@ def _remove_quietly(files: Files, path: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return redact(str(error).strip()) or type(error).__name__
+    # Some services write a page; what matters is its first line.
+    return redact(str(error).strip().partition("\n")[0].strip()) or type(error).__name__

@@ -46,6 +46,12 @@ class ConnectionTurn:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    def read_ahead(self, file: Any, size_bytes: int) -> None:
+        """Ask for the next parts before they are read, where ``file`` can: one at a time costs a round trip each."""
+        prefetch = getattr(file, "prefetch", None)
+        if prefetch is not None and size_bytes:
+            prefetch(size_bytes, max_concurrent_requests=64)
+
     def reader(self, file: IO[bytes]) -> IO[bytes]:
         """``file``, read in turns."""
         return io.BufferedReader(_ReadInTurns(file, self), buffer_size=1 << 20)
