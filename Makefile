@@ -20,7 +20,7 @@ EXTRAS := torch,client,examples,dev
 
 PEER_VENV := .venv-peer
 PEER_STAMP := $(PEER_VENV)/.installed
-BENCH ?= imports startup fit reports recovery
+BENCH ?= imports startup fit reports recovery checkpoint
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

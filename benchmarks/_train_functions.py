@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["die_once", "metrics", "read_notes", "stamp", "time_reports"]
+__all__ = ["die_once", "metrics", "note", "read_notes", "stamp", "time_reports", "time_sync", "write_files"]
 
 
 def rank() -> int:
@@ -82,3 +82,21 @@ def time_reports(report: Callable[[dict[str, float]], None], config: dict[str, A
         p99=times_ns[min(len(times_ns) - 1, len(times_ns) * 99 // 100)] / 1e9,
         most=times_ns[-1] / 1e9,
     )
+
+
+def write_files(folder: Path, size_mib: int, num_files: int = 4) -> None:
+    """A folder of random bytes, as a framework would leave it before it reports."""
+    folder.mkdir(parents=True)
+    for number in range(num_files):
+        with open(folder / f"part-{number}.bin", "wb") as file:
+            for _ in range(size_mib // num_files):
+                file.write(os.urandom(1 << 20))
+
+
+def time_sync(report: Any, from_directory: Any, folder: Path) -> float:
+    """Seconds that one report of 512 MiB takes."""
+    write_files(folder, 512)
+    checkpoint = from_directory(str(folder))
+    began = time.perf_counter()
+    report({}, checkpoint=checkpoint)
+    return time.perf_counter() - began

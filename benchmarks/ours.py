@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import statistics
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
-from _train_functions import die_once, read_notes, stamp, time_reports
+from _train_functions import die_once, note, read_notes, stamp, time_reports, time_sync, write_files
 from floor import fit_floor, recovery_floor, reports_floor
 
 from ray_lite import train
@@ -69,6 +73,65 @@ def recovery() -> dict[str, float]:
     return {"restart": read_notes(folder, "second-0")[0]["first"] - killed["at"], "idle_workers": idle}
 
 
+def save_often(config: dict[str, Any]) -> None:
+    folder, times = Path(config["folder"]), {}
+    times["sync"] = time_sync(train.report, train.Checkpoint.from_directory, folder / "sync")
+    write_files(folder / "async", 512)
+    began = time.perf_counter()
+    train.report(
+        {},
+        checkpoint=train.Checkpoint.from_directory(folder / "async"),
+        checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
+    )
+    times["async"] = time.perf_counter() - began
+    with train.staging_directory() as staged:
+        write_files(Path(staged) / "files", 1_024)
+        began = time.perf_counter()
+        train.report({}, checkpoint=train.Checkpoint.from_directory(staged))
+        times["staged"] = time.perf_counter() - began
+    note(str(folder), "checkpoint", **times)
+
+
+def commit_often(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
+    (folder / "small").mkdir()
+    (folder / "small" / "weights").write_bytes(b"x" * 1_000)
+    small = train.Checkpoint.from_directory(folder / "small")
+    for index in range(config["num_commits"]):
+        train.report({"index": index}, checkpoint=small)
+
+
+def checkpoint(num_commits: int) -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    train.DataParallelTrainer(
+        save_often,
+        train_loop_config={"folder": str(folder)},
+        run_config=RunConfig(storage_path=folder, name="run"),
+    ).fit()
+    (times,) = read_notes(folder, "checkpoint")
+    commits = new_folder()
+    train.DataParallelTrainer(
+        commit_often,
+        train_loop_config={"folder": str(commits), "num_commits": num_commits},
+        run_config=RunConfig(storage_path=commits, name="run"),
+    ).fit()
+    manifests = sorted((commits / "run").glob("checkpoint_*/.ray_lite.json"))
+    # When each manifest was written: the commits of a run that never waits follow each other as fast as they can.
+    written = [path.stat().st_mtime_ns / 1e9 for path in manifests]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(written)]
+    early, late = statistics.median(gaps[5:105]), statistics.median(gaps[-105:-5])
+    return {**times, "early": early, "late": late, "growth": late / early}
+
+
+def checkpoint_floor(num_commits: int) -> dict[str, float]:
+    folder = new_folder()
+    write_files(folder / "source", 512)
+    began = time.perf_counter()
+    subprocess.run(["cp", "-r", str(folder / "source"), str(folder / "copy")], check=True)
+    return {"sync": time.perf_counter() - began}
+
+
 if __name__ == "__main__":
     start_cluster()
     answer_questions(
@@ -77,6 +140,8 @@ if __name__ == "__main__":
             "fit_floor": fit_floor,
             "reports": reports,
             "reports_floor": reports_floor,
+            "checkpoint": checkpoint,
+            "checkpoint_floor": checkpoint_floor,
             "recovery": recovery,
             "recovery_floor": recovery_floor,
         }

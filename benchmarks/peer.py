@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import ray.train
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
-from _train_functions import die_once, read_notes, stamp, time_reports
+from _train_functions import die_once, note, read_notes, stamp, time_reports, time_sync
 from ray.train.torch import TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 
 def trainer(function: Any, folder: Any, *, max_failures: int = 0, **config: Any) -> TorchTrainer:
@@ -65,6 +67,24 @@ def recovery() -> dict[str, float]:
     return {"restart": read_notes(folder, "second-0")[0]["first"] - killed["at"], "idle_workers": idle}
 
 
+def save(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
+    seconds = time_sync(ray.train.report, ray.train.Checkpoint.from_directory, folder / "sync")
+    note(str(folder), "checkpoint", sync=seconds)
+
+
+def checkpoint() -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    DataParallelTrainer(
+        save,
+        train_loop_config={"folder": str(folder)},
+        run_config=ray.train.RunConfig(storage_path=str(folder), name="run"),
+    ).fit()
+    (times,) = read_notes(folder, "checkpoint")
+    return dict(times)
+
+
 if __name__ == "__main__":
     start_cluster()
-    answer_questions({"fit": fit, "reports": reports, "recovery": recovery})
+    answer_questions({"fit": fit, "reports": reports, "recovery": recovery, "checkpoint": checkpoint})
