@@ -357,6 +357,9 @@ class RawFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def path(self, key: str) -> Path:
+        return self._folder / key
+
     def read(self, key: str) -> bytes:
         return (self._folder / key).read_bytes()
 

@@ -6,11 +6,14 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import Place, no_retries, place_on
+from places import KINDS, Place, no_retries, place_on
 from servers import Server
 from storage_lives import Progress, check_content, dead_holder, leftovers, live
 
@@ -24,6 +27,7 @@ from ray_lite.train.errors import (
 )
 from ray_lite.train.storage.checkpoint import Checkpoint
 from ray_lite.train.storage.manifest import MANIFEST_NAME
+from ray_lite.train.storage.root import StorageRoot
 from ray_lite.train.storage.run_record import RunRecord
 from ray_lite.train.storage.store import CommittedCheckpoint, RunStore
 
@@ -77,6 +81,7 @@ def read_all(checkpoint: Checkpoint) -> dict[str, bytes]:
 # A run and its checkpoints.
 
 
+@pytest.mark.parametrize("place", [*KINDS, "s3_filesystem"], indirect=True)
 def test_a_run_saves_ends_resumes_and_leaves_nothing_else(place: Place):
     first, second = Progress(), Progress()
     live(place.store("run 1"), first, num_reports=3)
@@ -114,7 +119,7 @@ def test_names_of_all_kinds_and_empty_files_come_back_as_they_were(place: Place,
     committed = save(store, tmp_path, 0, names)
     assert [file.path for file in committed.manifest.files] == sorted(names)
     folder = f"run 1 [é]%41/{committed.dir_name}"
-    assert place.keys() == sorted(f"{folder}/{name}" for name in [*names, MANIFEST_NAME])
+    assert place.stored() == sorted(f"{folder}/{name}" for name in [*names, MANIFEST_NAME])
     checkpoint = place.store("run 1 [é]%41").open_checkpoint(committed)
     checkpoint.verify()
     assert read_all(checkpoint) == names
@@ -123,7 +128,7 @@ def test_names_of_all_kinds_and_empty_files_come_back_as_they_were(place: Place,
         with checkpoint.open(name) as file:
             assert file.read() == data
     assert store.delete(committed)
-    assert place.keys() == []
+    assert place.stored() == []
 
 
 @pytest.mark.parametrize("name", ["run #1", "what?", "a::b", "blank "])
@@ -174,7 +179,7 @@ def test_a_large_file_goes_up_and_comes_back_whole(place: Place, tmp_path: Path)
     with store.open_checkpoint(committed).as_directory() as folder:
         assert Path(folder, "big [x]*").read_bytes() == data
     assert store.delete(committed)
-    assert place.keys() == []
+    assert place.stored() == []
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure"])
@@ -212,7 +217,7 @@ def test_a_pattern_in_a_name_touches_nothing_that_it_matches(place: Place, tmp_p
         assert store.list_checkpoints() == []
         store.upload(write_folder(tmp_path / name / "lost", {"w": b"w"}), report_index=1, attempt=1)
         assert store.remove_orphans(before_attempt=2) == ["checkpoint_000001"]
-    assert place.keys() == sorted(others)
+    assert place.stored() == sorted(others)
 
 
 def test_what_the_run_did_not_make_is_never_removed(place: Place, tmp_path: Path):
@@ -224,7 +229,7 @@ def test_what_the_run_did_not_make_is_never_removed(place: Place, tmp_path: Path
     store.remove_orphans(before_attempt=9)
     assert place.store().list_checkpoints() == [committed]
     assert store.delete(committed)
-    assert place.keys() == sorted(theirs)
+    assert place.stored() == sorted(theirs)
 
 
 def test_orphans_of_earlier_attempts_go_and_those_of_this_one_stay(place: Place, tmp_path: Path):
@@ -235,7 +240,7 @@ def test_orphans_of_earlier_attempts_go_and_those_of_this_one_stay(place: Place,
     place.raw.write(place.key("run", ".tmp-0123456789abcdef"), b"half")
     removed = store.remove_orphans(before_attempt=2)
     assert sorted(removed) == [".tmp-0123456789abcdef", "checkpoint_000001"]
-    assert place.keys("run", "checkpoint_000001") == ["run/checkpoint_000001_attempt_2/a/b/w"]
+    assert place.stored("run", "checkpoint_000001") == ["run/checkpoint_000001_attempt_2/a/b/w"]
     assert store.remove_orphans(before_attempt=3) == ["checkpoint_000001_attempt_2"]
     assert store.list_checkpoints() == [kept]
     assert leftovers(store) == []
@@ -263,7 +268,7 @@ def test_a_record_is_replaced_whole_and_rebuilt_when_damaged(place: Place, tmp_p
     record = place.store().read_record()
     assert record is not None
     assert (record.state, record.attempt, record.metrics) == ("finished", 3, {"loss": float("inf")})
-    assert place.keys() == ["run/run.json"]
+    assert place.stored() == ["run/run.json"]
     save(store, tmp_path, 4, attempt=3)
     data = place.raw.read(place.key("run", "run.json"))
     place.raw.write(place.key("run", "run.json"), data[: len(data) // 2])
@@ -302,7 +307,7 @@ def test_the_second_live_run_is_refused_and_a_dead_one_is_not_waited_for(place: 
     with pytest.raises(RunInUseError):
         place.store().acquire()
     second.release()
-    assert place.keys() == []
+    assert place.stored() == []
 
 
 # Damage behind our back.
@@ -356,7 +361,7 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(place: Place, tmp_pat
     assert newer.path in caplog.text
     assert what in caplog.text
     checkpoint = store.open_checkpoint(newer)
-    with pytest.raises(CheckpointDamagedError, match="damaged|manifest"):
+    with pytest.raises(CheckpointDamagedError, match=r"damaged|manifest"):
         checkpoint.verify()
     if damage is not add and not (store.is_local and damage in (flip, swap)):
         with pytest.raises(CheckpointDamagedError), checkpoint.as_directory():
@@ -364,6 +369,7 @@ def test_damage_is_found_and_the_older_checkpoint_is_taken(place: Place, tmp_pat
     assert read_all(store.open_checkpoint(older)) == {"w": b"w0", "sub/v": b"v0"}
 
 
+@pytest.mark.parametrize("place", [*KINDS, "s3_filesystem"], indirect=True)
 def test_what_others_write_and_remove_is_seen_at_once(place: Place, tmp_path: Path):
     """Listings are never taken from a cache, whatever the filesystem that the user passed does by default."""
     store = place.store()
@@ -375,7 +381,7 @@ def test_what_others_write_and_remove_is_seen_at_once(place: Place, tmp_path: Pa
     place.raw.remove(place.key("run", first.dir_name, MANIFEST_NAME))
     assert store.list_checkpoints() == []
     second = save(place.store(), tmp_path, 1)
-    copied = {name: place.raw.read(place.key(name)) for name in place.keys("run", second.dir_name)}
+    copied = {name: place.raw.read(place.key(name)) for name in place.stored("run", second.dir_name)}
     assert store.list_checkpoints() == [second]
     for name in copied:
         place.raw.remove(place.key(name))
@@ -388,20 +394,19 @@ def test_what_others_write_and_remove_is_seen_at_once(place: Place, tmp_path: Pa
 # Secrets.
 
 
-def test_secrets_reach_neither_files_nor_texts(place: Place, tmp_path: Path, caplog):
-    if not place.secrets:
-        pytest.skip("this kind of storage takes no secrets")
+@pytest.mark.parametrize("place", ["s3", "s3_filesystem", "azure", "sftp", "sshfs"], indirect=True)
+def test_secrets_reach_neither_files_nor_texts(place: Place, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG, logger="ray_lite"):
         store = place.store()
         live(store, Progress(), num_reports=2, num_to_keep=2)
         store.acquire()
         newest = store.list_checkpoints()[-1]
-        lose_name = place.keys("run", newest.dir_name)[-1]
+        lose_name = place.stored("run", newest.dir_name)[-1]
         place.raw.remove(place.key(lose_name))
         assert store.newest_valid() != newest
     checkpoint = store.open_checkpoint(newest)
     texts = [caplog.text, repr(place.root), repr(store), repr(checkpoint), repr(newest), str(checkpoint)]
-    stored = {name: place.raw.read(place.key(name)) for name in place.keys()}
+    stored = {name: place.raw.read(place.key(name)) for name in place.stored()}
     assert {"run/run.json", "run/.lock.json"} <= set(stored)
     for secret in place.secrets:
         assert not [text for text in texts if secret in text]
@@ -425,13 +430,11 @@ def refused(place_root, *, within_s: float = 2.0) -> str:
 def test_a_place_that_is_there_can_be_written(place: Place):
     with no_retries() as policy:
         place.store(retry=policy()).check_writable()
-    assert place.keys() == []
+    assert place.stored() == []
 
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "google"])
 def test_a_missing_bucket_is_named_at_once_and_not_created(kind: str, request: pytest.FixtureRequest):
-    from ray_lite.train.storage.root import StorageRoot
-
     server: Server = request.getfixturevalue(f"{kind}_server")
     for _ in range(2):
         message = refused(StorageRoot.resolve(server.missing, server.options))
@@ -441,21 +444,114 @@ def test_a_missing_bucket_is_named_at_once_and_not_created(kind: str, request: p
 
 @pytest.mark.parametrize("kind", ["s3", "azure", "sftp", "sshfs"])
 def test_wrong_credentials_are_told_at_once(kind: str, request: pytest.FixtureRequest):
-    from ray_lite.train.storage.root import StorageRoot
-
     server: Server = request.getfixturevalue(f"{kind}_server")
     path = f"{server.base}/denied"
     with server.refuse_strangers():
         message = refused(StorageRoot.resolve(path, server.wrong_options))
-    assert f"storage_path '{path}' cannot be " in message
+    assert f"storage_path '{path}" in message
     assert "credentials" in message
     assert not [secret for secret in server.secrets if secret in message]
     assert server.raw.keys("denied") == []
 
 
-@pytest.mark.parametrize("kind", ["sftp", "sshfs"])
-def test_a_path_below_a_file_is_refused_at_once(kind: str, request: pytest.FixtureRequest):
-    place = place_on(request.getfixturevalue(f"{kind}_server"), "x")
+def test_a_path_below_a_file_is_refused_at_once(sftp_server: Server):
+    place = place_on(sftp_server, "x")
     place.raw.write(place.base, b"a file")
     assert place.root.path in refused(place.root)
     assert place.raw.read(place.base) == b"a file"
+
+
+_WITHOUT_DRIVERS = """
+import sys, time
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("s3fs", "gcsfs", "adlfs", "paramiko", "sshfs"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from ray_lite.train.errors import StorageError
+from ray_lite.train.storage.root import StorageRoot
+from ray_lite.train.storage.store import RunStore
+
+for protocol in ("s3", "gs", "abfs", "sftp"):
+    start = time.perf_counter()
+    try:
+        RunStore(StorageRoot.resolve(f"{protocol}://somewhere/x"), "run").check_writable()
+    except StorageError as error:
+        print(time.perf_counter() - start, error)
+"""
+
+
+def test_a_driver_that_is_not_installed_is_named_within_a_second():
+    """On the driver process, before any worker starts."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_DRIVERS], capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    names = [("s3", "s3"), ("gs", "gcs"), ("abfs", "azure"), ("sftp", "sftp")]
+    for line, (protocol, extra) in zip(lines, names, strict=True):
+        seconds, _, message = line.partition(" ")
+        assert float(seconds) < 1.0
+        expected = f"the driver for {protocol}:// is not installed here; pip install 'ray-lite-train[{extra}]'"
+        assert message == f"storage_path '{protocol}://somewhere/x/run': {expected}"
+
+
+def test_a_protocol_that_nobody_knows_is_refused_with_those_that_are_known():
+    assert "no filesystem is registered for nonsense://; known are " in refused(StorageRoot.resolve("nonsense://a/b"))
+
+
+# Drivers.
+
+
+def test_options_in_a_uri_are_refused_with_their_translation(s3_server: Server, tmp_path: Path):
+    """Others write them into the path, where fsspec would make them a part of every key."""
+    endpoint = s3_server.options["endpoint_url"]
+    uri = f"s3://bucket/translated?endpoint_override={endpoint}&region=us-east-1"
+    with pytest.raises(ConfigError) as raised:
+        StorageRoot.resolve(uri)
+    assert "endpoint_override -> endpoint_url, region -> client_kwargs={'region_name': ...}" in str(raised.value)
+    root = StorageRoot.resolve("s3://bucket/translated", s3_server.options)
+    save(RunStore(root, "n"), tmp_path, 0)
+    folder = "translated/n/checkpoint_000000"
+    assert s3_server.raw.keys("translated") == [f"{folder}/{name}" for name in (MANIFEST_NAME, "sub/v", "w")]
+
+
+def test_a_lost_ssh_connection_is_made_again(sftp_server: Server, tmp_path: Path):
+    """fsspec's driver keeps one connection for all, and would fail for ever once it is gone."""
+    place = place_on(sftp_server)
+    store = place.store()
+    save(store, tmp_path, 0)
+    store.filesystem.client.get_transport().sock.close()
+    committed = save(store, tmp_path, 1)
+    assert store.newest_valid() == committed
+
+
+def test_many_threads_share_one_ssh_connection(sftp_server: Server, tmp_path: Path):
+    """paramiko loses answers when two threads wait for one, and both wait for ever."""
+    place = place_on(sftp_server)
+    store = place.store()
+    committed = save(store, tmp_path, 0, {"w": os.urandom(3 << 20)})
+
+    def use(number: int) -> None:
+        mine = place.store(f"run-{number}")
+        save(mine, tmp_path / str(number), 0, {str(name): b"x" * 40_000 for name in range(5)})
+        with store.open_checkpoint(committed).open("w") as file:
+            assert len(file.read()) == 3 << 20
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(use, range(6)))
+
+
+@pytest.mark.parametrize("place", ["local", "filesystem", "sftp", "sshfs"], indirect=True)
+def test_where_there_are_folders_files_are_replaced_by_rename(place: Place):
+    """A reader, and a kill, sees the old bytes or the new ones. Writing over the file in place would show a part."""
+    store = place.store()
+    files, folder = store._open()
+    contents = []
+    for data in (b"old", b"new"):
+        files.write(f"{folder}/run.json", data)
+        path = place.raw.path(place.key("run", "run.json"))
+        contents.append(open(path, "rb"))  # noqa: SIM115  # stays open over the next write
+    with contents[0] as old, contents[1] as new:
+        assert (old.read(), new.read()) == (b"old", b"new")
+    assert place.stored() == ["run/run.json"]
