@@ -18,13 +18,20 @@ __all__ = ["Journal", "claim_folder", "is_running", "journal_root", "read_tail",
 
 _SEGMENT = "reports_{first:012d}.jsonl"
 _MAX_SEGMENT_BYTES = 8 << 20
+DIR_VARIABLE = "RAY_LITE_JOURNAL_DIR"
+"""Environment variable: where workers keep their journals."""
 _OWNER = "owner"
 _MIN_AGE_S = 3_600.0
 
 
 def journal_root() -> Path:
-    """The folder of this user on this node that holds all journals."""
-    return Path(tempfile.gettempdir()) / f"ray_lite-{os.getuid()}"
+    """The folder of this user on this node that holds all journals.
+
+    Below the system's temporary folder, or below ``RAY_LITE_JOURNAL_DIR`` where that is set in
+    the environment of the cluster's processes.
+    """
+    base = os.environ.get(DIR_VARIABLE) or tempfile.gettempdir()
+    return Path(base) / f"ray_lite-{os.getuid()}"
 
 
 def claim_folder(folder: str | os.PathLike[str]) -> Path:

@@ -141,7 +141,7 @@ class Attempt:
             self._num_received[world_rank] += len(new)
             return self._ledger.add(world_rank, new)
 
-        self._hang.moved(world_rank, time.monotonic())
+        self._hang.moved(world_rank, time.monotonic(), num_signs=len(records))
         self.made_progress = True
         try:
             events = await self._in_ledger(take)
@@ -498,7 +498,7 @@ class Attempt:
         for rank in ranks:
             with contextlib.suppress(RayError, asyncio.TimeoutError):
                 beat = await self._on_node(rank, read_heartbeat, self._journal_folder(rank))
-                self._hang.moved(rank, beat - offset)
+                self._hang.moved(rank, beat - offset, num_signs=0)
 
     async def _stack(self, rank: int) -> str:
         try:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["WorkerFailure", "build_error", "capture", "describe", "died", "format_ranks", "hung", "restore_exception"]
 
 _LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
+# Where Ray calls a method of an actor.
+_RAY_DIRS = tuple(os.path.join(os.sep, "ray", *parts) for parts in (("_private",), ("util", "tracing")))
 _MAX_TEXT_LINES = 14
 _MAX_LINE_CHARS = 500
 
@@ -114,7 +116,7 @@ def _user_lines(stack: str, limit: int = 5) -> list[str]:
     """The innermost frames of the main thread, which comes last in what ``faulthandler`` writes."""
     main = stack.split("\n\n")[-1].splitlines()
     frames = [line.strip() for line in main if line.strip() and not line.startswith(("Thread", "Current"))]
-    kept = [line for line in frames if _LIBRARY_DIR not in line and f"{os.sep}ray{os.sep}_private" not in line]
+    kept = [line for line in frames if not any(folder in line for folder in (_LIBRARY_DIR, *_RAY_DIRS))]
     return (kept or frames)[:limit] or ["(no stack)"]
 
 
