@@ -147,6 +147,7 @@ class _Run:
         self._run_id = uuid.uuid4().hex
         self._callbacks = list(config.callbacks)
         self._controller: Any = None
+        self._first_group: WorkerGroup | None = None
         self._last_failures: tuple[Any, ...] = ()
         self._num_attempts = 0
         self._context = RunContext(
@@ -209,13 +210,13 @@ class _Run:
 
         from .execution.cluster import connect
         from .execution.probe import check_client_storage
-        from .execution.worker_group import check_room
+        from .execution.worker_group import check_room, remove_rooms
 
         connect(self._scaling, self._trainer.backend_config.preload_modules)
         check_client_storage(self._root.child(self._store.name))
         check_room(self._scaling)
-        group = self._start_first_group()
         try:
+            group = self._start_first_group()
             spec = self._spec(
                 function=ray.put(function), datasets=self._pack(put=ray.put, world_size=self._scaling.max_workers)
             )
@@ -229,7 +230,12 @@ class _Run:
             if self._controller is not None:
                 ray.kill(self._controller)
         except BaseException:
-            _give_back(group)
+            # Ctrl-C may come between any two lines: what was taken is looked up, not remembered.
+            _give_back(self._first_group)
+            with contextlib.suppress(Exception):
+                if self._controller is not None:
+                    ray.kill(self._controller)
+                remove_rooms(self._run_id)
             raise
         return end, value, None
 
@@ -244,7 +250,7 @@ class _Run:
 
         if self._scaling.elasticity_enabled:
             return None
-        group = WorkerGroup(
+        group = self._first_group = WorkerGroup(
             self._scaling,
             Room(self._scaling, self._scaling.max_workers, self._run_id),
             self._config.worker_runtime_env,

@@ -53,7 +53,7 @@ class _Plan(FaultPlan):
 
 
 class StorageWithFaults(FaultyFileSystem):
-    """A folder behind a store of objects in which a part of all operations fails; each process has faults of its own."""
+    """A store of objects, in a folder, in which a part of all operations fails; each process has its own faults."""
 
     in_this_process: ClassVar[list[StorageWithFaults]] = []
 

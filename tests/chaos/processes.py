@@ -12,9 +12,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "processes_of"]
+__all__ = ["Child", "processes_of", "say"]
 
 _TESTS = Path(__file__).resolve().parent.parent
+
+
+def say(**values: Any) -> None:
+    """Tell the test, from a script."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
 
 
 class Child:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from helpers import folder_with, note, notes, read
+from processes import say
 from waiting import wait_until
 
 from ray_lite import train
@@ -41,43 +41,47 @@ def main() -> None:
     scratch = folder / "scratch"
     scratch.mkdir()
     # Room for one worker each, so that both nodes are needed; an elastic run goes on with one.
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # Ray takes a node for dead after five missed health checks, here of half a second.
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": {"health_check_period_ms": 500}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
     import ray
 
     ray.init(address=cluster.address, logging_level="ERROR")
     cluster.wait_for_nodes()
-    failures: list[BaseException] = []
+    results: list[train.Result | BaseException] = []
 
-    def remove() -> None:
+    def fit() -> None:
         try:
-            for rank in range(2):
-                wait_until(lambda r=rank: len(notes(scratch, f"reported-1-{r}")) >= 5, "both ranks report", 60)
-            cluster.remove_node(second, allow_graceful=False)
-            if kind == "replaced":
-                cluster.add_node(num_cpus=1)
+            results.append(trainer.fit())
         except BaseException as error:
-            failures.append(error)
+            results.append(error)
             raise
 
-    thread = threading.Thread(target=remove)
-    thread.start()
-    result = train.DataParallelTrainer(
+    trainer = train.DataParallelTrainer(
         train_until_told,
         train_loop_config={"scratch": str(scratch)},
         scaling_config=ScalingConfig(num_workers=(1, 2) if kind == "elastic" else 2, placement_strategy="SPREAD"),
         # Not one failure is allowed: the loss of a node is none.
         run_config=RunConfig(storage_path=folder / "runs", name="x", failure_config=FailureConfig(max_failures=0)),
-    ).fit()
+    )
+    thread = threading.Thread(target=fit)
+    thread.start()
+    for rank in range(2):
+        wait_until(lambda r=rank: len(notes(scratch, f"reported-1-{r}")) >= 5, "both ranks report", 60)
+    cluster.remove_node(second, allow_graceful=kind == "elastic")
+    if kind == "replaced":
+        cluster.add_node(num_cpus=1)
     thread.join()
-    assert not failures
-    print(json.dumps({"metrics": result.metrics, "starts": notes(scratch, "starts"), "num_nodes": 2}), flush=True)
+    (result,) = results
+    assert isinstance(result, train.Result)
+    say(metrics=result.metrics, starts=notes(scratch, "starts"))
     from clusters import living_actors, placement_groups
 
     wait_until(lambda: not living_actors() and not placement_groups(), "everything is given back")
     ray.shutdown()
     cluster.shutdown()
-    print(json.dumps({"done": True}), flush=True)
+    say(done=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class FailureConfig(Config):
     controller_failure_limit: int = attrs.field(
         default=-1, converter=to_int, validator=integer(minimum=-1, hint="-1 for no limit")
     )
-    """Restarts after failures outside the train function (start-up, the controller), >= 0; -1 for no limit."""
+    """Restarts of a controller that died, >= 0; -1 for no limit. Start-ups have a small limit of their own."""
     max_preemption_failures: int = attrs.field(
         default=-1, converter=to_int, validator=integer(minimum=-1, hint="-1 for no limit")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from ..errors import ResourcesError
 from . import placement
 from .ranks import WorkerFacts, assign_ranks
 from .worker import Worker
+
+_CREATION_S = 0.5
 
 __all__ = ["BackendWorkers", "Room", "WorkerGroup", "check_room", "remove_rooms"]
 
@@ -58,7 +61,7 @@ class Room:
     def remove(self) -> None:
         """Give the room back."""
         if self.group is not None:
-            remove_placement_group(self.group)
+            _remove(self.group)
             self.group = None
 
 
@@ -66,7 +69,19 @@ def remove_rooms(run_id: str) -> None:
     """Give back what a controller that died has left; Ray keeps it until the driver's end."""
     for group_id, info in ray.util.placement_group_table().items():
         if info["name"].startswith(_room_prefix(run_id)) and info["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+            _remove(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+
+
+def _remove(group: PlacementGroup) -> None:
+    """Remove a placement group, but not in the middle of its creation.
+
+    Ray (2.60) then forgets to give back bundles whose commit was under way, and the cluster is
+    that much smaller until it ends. A group for which there is no room yet has none.
+    """
+    # Ray raises a plain Exception for a group that is gone already.
+    with contextlib.suppress(Exception):
+        group.wait(_CREATION_S)
+    remove_placement_group(group)
 
 
 def _room_prefix(run_id: str) -> str:
