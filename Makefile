@@ -20,7 +20,7 @@ EXTRAS := torch,client,examples,dev
 
 PEER_VENV := .venv-peer
 PEER_STAMP := $(PEER_VENV)/.installed
-BENCH ?= imports startup fit reports recovery checkpoint
+BENCH ?= imports startup fit reports recovery checkpoint s3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -82,7 +82,7 @@ $(SERVERS): $(STAMP) Makefile
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-server; }; } >/dev/null; }
 	@touch $@
 
-bench: $(STAMP)
+bench: $(STAMP) $(SERVERS)
 	@set -e; for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS); done
 
 bench-peer: $(PEER_STAMP)

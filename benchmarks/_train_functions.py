@@ -10,7 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["die_once", "metrics", "note", "read_notes", "stamp", "time_reports", "time_sync", "write_files"]
+__all__ = [
+    "die_once",
+    "metrics",
+    "note",
+    "read_notes",
+    "stamp",
+    "time_reports",
+    "time_small",
+    "time_sync",
+    "write_files",
+    "write_small",
+]
 
 
 def rank() -> int:
@@ -100,3 +111,19 @@ def time_sync(report: Any, from_directory: Any, folder: Path) -> float:
     began = time.perf_counter()
     report({}, checkpoint=checkpoint)
     return time.perf_counter() - began
+
+
+def time_small(report: Any, from_directory: Any, folder: Path) -> float:
+    """Seconds that one report of 200 small files takes."""
+    write_small(folder)
+    checkpoint = from_directory(str(folder))
+    began = time.perf_counter()
+    report({}, checkpoint=checkpoint)
+    return time.perf_counter() - began
+
+
+def write_small(folder: Path) -> None:
+    """200 files of 10 kB, as a sharded model leaves them."""
+    folder.mkdir(parents=True)
+    for number in range(200):
+        (folder / f"shard-{number:03}.bin").write_bytes(os.urandom(10_000))

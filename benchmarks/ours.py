@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
-from _train_functions import die_once, note, read_notes, stamp, time_reports, time_sync, write_files
+from _train_functions import (
+    die_once,
+    note,
+    read_notes,
+    stamp,
+    time_reports,
+    time_small,
+    time_sync,
+    write_files,
+    write_small,
+)
 from floor import fit_floor, recovery_floor, reports_floor
 
 from ray_lite import train
@@ -132,6 +142,41 @@ def checkpoint_floor(num_commits: int) -> dict[str, float]:
     return {"sync": time.perf_counter() - began}
 
 
+S3_OPTIONS = {"key": "any", "secret": "any"}
+
+
+def save_small(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
+    note(str(folder), "s3", upload=time_small(train.report, train.Checkpoint.from_directory, folder / "small"))
+
+
+def s3(endpoint: str) -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    train.DataParallelTrainer(
+        save_small,
+        train_loop_config={"folder": str(folder)},
+        run_config=RunConfig(
+            storage_path=f"s3://bucket/{folder.name}",
+            storage_options={**S3_OPTIONS, "endpoint_url": endpoint},
+            name="run",
+        ),
+    ).fit()
+    (times,) = read_notes(folder, "s3")
+    return dict(times)
+
+
+def s3_floor(endpoint: str) -> dict[str, float]:
+    import fsspec
+
+    folder = new_folder()
+    write_small(folder / "small")
+    files = fsspec.filesystem("s3", **S3_OPTIONS, endpoint_url=endpoint)
+    began = time.perf_counter()
+    files.put(str(folder / "small"), f"bucket/{folder.name}", recursive=True)
+    return {"upload": time.perf_counter() - began}
+
+
 if __name__ == "__main__":
     start_cluster()
     answer_questions(
@@ -142,6 +187,8 @@ if __name__ == "__main__":
             "reports_floor": reports_floor,
             "checkpoint": checkpoint,
             "checkpoint_floor": checkpoint_floor,
+            "s3": s3,
+            "s3_floor": s3_floor,
             "recovery": recovery,
             "recovery_floor": recovery_floor,
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray.train
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
-from _train_functions import die_once, note, read_notes, stamp, time_reports, time_sync
+from _train_functions import die_once, note, read_notes, stamp, time_reports, time_small, time_sync
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -85,6 +85,27 @@ def checkpoint() -> dict[str, float]:
     return dict(times)
 
 
+def save_small(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
+    seconds = time_small(ray.train.report, ray.train.Checkpoint.from_directory, folder / "small")
+    note(str(folder), "s3", upload=seconds)
+
+
+def s3(endpoint: str) -> dict[str, float]:
+    import pyarrow.fs
+
+    wait_until_free()
+    folder = new_folder()
+    filesystem = pyarrow.fs.S3FileSystem(access_key="any", secret_key="any", endpoint_override=endpoint)
+    DataParallelTrainer(
+        save_small,
+        train_loop_config={"folder": str(folder)},
+        run_config=ray.train.RunConfig(storage_path=f"bucket/{folder.name}", storage_filesystem=filesystem, name="run"),
+    ).fit()
+    (times,) = read_notes(folder, "s3")
+    return dict(times)
+
+
 if __name__ == "__main__":
     start_cluster()
-    answer_questions({"fit": fit, "reports": reports, "recovery": recovery, "checkpoint": checkpoint})
+    answer_questions({"fit": fit, "reports": reports, "recovery": recovery, "checkpoint": checkpoint, "s3": s3})

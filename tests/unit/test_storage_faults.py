@@ -186,13 +186,24 @@ def test_1000_damages_are_all_found(tmp_path):
     check_damages(str(tmp_path), 1_000, seed=2)
 
 
-def test_a_clean_checkpoint_never_raises_an_alarm(tmp_path):
-    store = saved_run(str(tmp_path), num_reports=20)
-    for committed in store.list_checkpoints():
-        checkpoint = store.open_checkpoint(committed)
+def check_clean_loads(place: str, count: int) -> None:
+    store = saved_run(place, num_reports=count)
+    committed = store.list_checkpoints()
+    assert len(committed) == count
+    for found in committed:
+        checkpoint = store.open_checkpoint(found)
         checkpoint.verify()
-        check_content(checkpoint, committed.report_index)
-    assert store.newest_valid().report_index == 19
+        check_content(checkpoint, found.report_index)
+    assert store.newest_valid().report_index == count - 1
+
+
+def test_a_clean_checkpoint_never_raises_an_alarm(tmp_path):
+    check_clean_loads(str(tmp_path), 20)
+
+
+@pytest.mark.proof
+def test_1000_clean_checkpoints_never_raise_an_alarm(tmp_path):
+    check_clean_loads(str(tmp_path), 1_000)
 
 
 def test_the_warning_says_which_checkpoint_is_damaged_and_why(tmp_path, caplog):
