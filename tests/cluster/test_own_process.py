@@ -191,3 +191,43 @@ def test_when_the_driver_dies_nothing_is_left_behind(tmp_path, signal_number):
     process.communicate(timeout=60)
     # Ray's own two agents outlive a killed driver by minutes; what is ours goes within seconds.
     wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
+
+
+SAME_SCRIPT_AGAIN = """
+from helpers import folder_with, read
+
+def fn(config):
+    checkpoint = train.get_checkpoint()
+    start = 0 if checkpoint is None else int(read(checkpoint, "i")) + 1
+    for i in range(start, 6):
+        with folder_with(i=str(i)) as new:
+            train.report({"i": i, "start": start}, checkpoint=new)
+        if i == 2 and config["dies"]:
+            train.get_all_reported_checkpoints()
+            os.kill(config["driver"], signal.SIGKILL)
+            signal.pause()
+
+if __name__ == "__main__":
+    import ray
+    from ray_lite.train import RunConfig, ScalingConfig
+    ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    result = train.DataParallelTrainer(
+        fn,
+        train_loop_config={"dies": sys.argv[2] == "dies", "driver": os.getpid()},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=sys.argv[1], name="job"),
+    ).fit()
+    print(json.dumps(result.metrics))
+"""
+
+
+def test_the_same_script_goes_on_where_a_killed_driver_left_it(tmp_path):
+    """Case 23: the head pod restarts, the script runs again with the same name."""
+    path = script(tmp_path, SAME_SCRIPT_AGAIN)
+    first = start(path, str(tmp_path / "runs"), "dies")
+    first.communicate(timeout=120)
+    assert first.returncode == -signal.SIGKILL
+    # Its controller holds the run until it has noticed; then it is recognised as dead.
+    wait_until(lambda: not processes_in_session(first.pid, without="Agent"), "nothing of the first run lives", 60)
+    out = finish(start(path, str(tmp_path / "runs"), "lives"))
+    assert json.loads(out.splitlines()[-1]) == {"i": 5, "start": 3}

@@ -263,6 +263,8 @@ def test_callbacks_see_all_ranks_on_the_very_object_that_was_passed(fit, scratch
         for i in range(3):
             with folder_with(w=str(i)) as checkpoint:
                 train.report({"i": i, "rank": rank()}, checkpoint=checkpoint if i == 1 else None)
+        # A report is no barrier: without this the other rank may be ended before it has made its own.
+        train.collective.barrier()
         if first_time(config["scratch"], "raise"):
             raise ValueError("once")
 
