@@ -12,7 +12,7 @@ import attrs
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ray_lite.train.configs import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
@@ -296,6 +296,9 @@ def test_a_negative_frequency_was_never_allowed() -> None:
 def test_evolving_one_option_changes_that_one(config: RunConfig, data: st.DataObject) -> None:
     other = data.draw(plain_run_configs())
     name = data.draw(st.sampled_from([field.name for field in attrs.fields(RunConfig)]))
+    # A name that is fine for a folder may mean something else in a URI, and is refused there.
+    run_name = other.name if name == "name" else config.name
+    assume(name not in ("name", "storage_path") or not (set("?#:") & set(run_name) or run_name.endswith(" ")))
     evolved = attrs.evolve(config, **{name: getattr(other, name)})
     for field in attrs.fields(RunConfig):
         source = other if field.name == name else config

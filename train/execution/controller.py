@@ -38,6 +38,7 @@ T = TypeVar("T")
 _MAX_WAITING_EVENTS = 5_000
 _ROOM_MESSAGE_S = 10.0
 _END_TIMEOUT_S = 10.0
+_COLLECT_TIMEOUT_S = 3.0
 _COMMITTED_NOTICE_S = 30.0
 _ELASTIC_SETTLE_S = 2.0
 
@@ -115,14 +116,16 @@ class Controller:
             grace_s: Seconds >= 0 that the train functions get to save and leave.
         """
         task, attempt = self._run_task, self._attempt
+        self._may_restart = False
         if grace_s > 0 and task is not None and not task.done() and attempt is not None:
-            self._counts = Counts()
-            self._may_restart = False
             await attempt.preempt({}, grace_s, "the driver was asked to end")
             await asyncio.wait([task], timeout=grace_s + 1)
         if self._group is not None:
             self._group.close()
         if task is not None and not task.done():
+            if attempt is not None:
+                # The attempt ends with its workers, and brings in what they had reported.
+                await asyncio.wait([task], timeout=_COLLECT_TIMEOUT_S)
             task.cancel()
             await asyncio.wait([task], timeout=_END_TIMEOUT_S)
         await self._in_ledger(self._ledger.close, "interrupted")
