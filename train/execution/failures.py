@@ -27,6 +27,8 @@ __all__ = ["WorkerFailure", "build_error", "capture", "describe", "died", "forma
 _LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
 # Where Ray calls a method of an actor.
 _RAY_DIRS = tuple(os.path.join(os.sep, "ray", *parts) for parts in (("_private",), ("util", "tracing")))
+DOCUMENT = "docs/why_did_my_run_stop.md"
+"""Explains each message by symptom; the project's path, because the documents travel with the source."""
 _MAX_TEXT_LINES = 14
 _MAX_LINE_CHARS = 500
 
@@ -241,6 +243,7 @@ def _message(
     if result is not None and result.checkpoint is not None:
         saved = f"newest checkpoint: {result.checkpoint.path}"
     lines.append(f"the run lies in {run_path} ({saved}); running it again with the same name resumes from there.")
+    lines.append(f"{DOCUMENT} explains this message and what to do.")
     return "\n".join(lines)
 
 
