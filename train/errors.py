@@ -66,6 +66,15 @@ __all__ = [
 ]
 
 
+DOCUMENT = "docs/why_did_my_run_stop.md"
+"""Explains the messages by symptom; the project's path, because the documents travel with the source."""
+
+
+def explained(text: str) -> str:
+    """A message, with the document that explains it."""
+    return f"{text} (explained in {DOCUMENT})"
+
+
 class TrainError(Exception):
     """Base of every error that ``ray_lite`` raises on purpose."""
 

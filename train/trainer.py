@@ -16,7 +16,7 @@ from .callback import RunContext
 from .configs import DataConfig, RunConfig, ScalingConfig
 from .configs._options import expect_config
 from .data.sources import check_datasets
-from .errors import ConfigError, ConfigTypeError, ControllerError, TrainError, WorkerGroupError
+from .errors import DOCUMENT, ConfigError, ConfigTypeError, ControllerError, TrainError, WorkerGroupError, explained
 from .execution.backend import BackendConfig
 from .execution.datasets import pack_datasets
 from .execution.decide import Counts
@@ -252,7 +252,7 @@ class _Run:
             return None
         group = self._first_group = WorkerGroup(
             self._scaling,
-            Room(self._scaling, self._scaling.max_workers, self._run_id),
+            Room(self._scaling, self._scaling.max_workers, self._run_id, self._store.name),
             self._config.worker_runtime_env,
             self._trainer.backend_config.preload_modules,
             self._config.failure_config.standby_workers,
@@ -335,7 +335,8 @@ class _Run:
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Notice):
-                logger.log(event.level, "%s", event.text)
+                is_symptom = event.level >= logging.WARNING
+                logger.log(event.level, "%s", explained(event.text) if is_symptom else event.text)
             elif isinstance(event, AttemptStarted):
                 self._num_attempts += 1
             elif isinstance(event, ReportCompleted):
@@ -439,7 +440,7 @@ class _Run:
             return failed
         if isinstance(end.error, TrainError):
             return end.error
-        text = f"training failed: {end.reason}\nthe run lies in {self._store.path}"
+        text = f"training failed: {end.reason}\nthe run lies in {self._store.path}\n{DOCUMENT} explains this message."
         controller_error = ControllerError(text, end.error, result)
         controller_error.__cause__ = end.error
         controller_error.result = attrs.evolve(result, error=controller_error)

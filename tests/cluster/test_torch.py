@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
 
 import pytest
-from helpers import first_time, folder_with, note, notes, rank
+from helpers import first_time, folder_with, note, notes, rank, read
 from waiting import wait_until
 
 from ray_lite import train
@@ -183,3 +184,35 @@ def test_ddp_trains_the_same_weights_on_all_ranks_and_saves_plain_keys(fit):
     assert '"weight"' in texts[0]
     half = len(result.metrics["orders"]) // 2
     assert result.metrics["orders"][:half] != result.metrics["orders"][half:]
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_sigterm_to_the_whole_group_leaves_the_loaders_workers_at_work(fit, scratch, is_persistent):
+    def fn(config):
+        from torch.utils.data import DataLoader
+
+        from ray_lite.train.torch import prepare_data_loader
+
+        context = train.get_context()
+        if context.get_attempt() == 2:
+            train.report({"start": read(train.get_checkpoint(), "i")})
+            return
+        loader = DataLoader(range(400), batch_size=2, num_workers=2, persistent_workers=config["is_persistent"])
+        batches = iter(prepare_data_loader(loader))
+        next(batches)
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        assert len(children) >= 2
+        for pid in [*map(int, children), os.getpid()]:
+            os.kill(pid, signal.SIGTERM)
+        wait_until(context.should_checkpoint, "the notice has come")
+        assert sum(1 for _ in batches) == 99
+        with folder_with(i="7") as new:
+            train.report({"i": 7}, checkpoint=new if rank() == 0 else None)
+
+    result = fit(
+        fn,
+        trainer=TorchTrainer,
+        cfg={"is_persistent": is_persistent},
+        fc=FailureConfig(max_failures=0, preemption_grace_s=20),
+    )
+    assert result.metrics == {"start": "7"}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 import warnings
 
 import pytest
@@ -309,3 +312,71 @@ def test_what_is_no_data_loader_is_refused():
         prepare_data_loader([1, 2])
     with pytest.raises(ConfigError, match="remainder must be one of wrap, drop, uneven, got 'pad'"):
         prepare_data_loader(DataLoader([1]), remainder="pad")
+
+
+# -- SIGTERM to the whole process group ------------------------------------------------------------
+
+
+def _note_start(worker_id):
+    os.environ["STARTED_BY"] = str(worker_id)
+
+
+class StartedBy:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return int(os.environ["STARTED_BY"])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_workers_outlive_a_sigterm_and_still_end_when_they_must(method, is_persistent):
+    context = make_context()
+    context.takes_sigterm = True
+    set_context(context)
+    loader = DataLoader(
+        StartedBy(),
+        batch_size=2,
+        num_workers=2,
+        worker_init_fn=_note_start,
+        persistent_workers=is_persistent,
+        multiprocessing_context=method,
+    )
+    batches = iter(prepare_data_loader(loader))
+    first = next(batches)
+    workers = batches._workers
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+    assert sorted(torch.cat([first, *batches]).tolist()) == [0] * 20 + [1] * 20
+
+
+class Stuck:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index > 3:
+            threading.Event().wait()
+        return index
+
+
+def test_a_stuck_worker_is_ended_all_the_same(monkeypatch):
+    # How long torch waits for each, before it uses force.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    context = make_context()
+    context.takes_sigterm = True
+    set_context(context)
+    batches = iter(prepare_data_loader(DataLoader(Stuck(), num_workers=2)))
+    assert [int(next(batches)) for _ in range(4)] == [0, 1, 2, 3]
+    workers = batches._workers
+    batches._shutdown_workers()
+    for worker in workers:
+        worker.join(20)
+        assert worker.exitcode == -signal.SIGKILL
+
+
+def test_workers_end_by_sigterm_where_it_is_no_notice():
+    set_context(make_context())
+    loader = prepare_data_loader(DataLoader(StartedBy(), num_workers=1, worker_init_fn=_note_start))
+    assert loader.worker_init_fn is _note_start

@@ -75,6 +75,8 @@ class TrainContext:
         self._notices = notices or Notices()
         self._beat = beat or (lambda: None)
         self._meet = meet or (lambda kind, payload, timeout_s: payload)
+        self.takes_sigterm = notices is not None
+        """Whether a SIGTERM to this process is a notice for the train function, and not its end."""
         self.has_read_checkpoint = False
         """Whether the train function has asked for the checkpoint it could continue from."""
 

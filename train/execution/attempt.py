@@ -11,13 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import attrs
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ..context.identity import RunIdentity, WorkerIdentity
 from ..context.journal import read_tail
-from ..errors import CollectiveError, TrainError, WorkerStartError
+from ..errors import CollectiveError, TrainError, WorkerStartError, explained
 from .control import is_stopped, kill_process, read_heartbeat, read_stacks, send_command
 from .decide import FailureKind, is_cascade
+from .exits import Exits, death_detail, describe_exit, read_crash
 from .failures import WorkerFailure, capture, died, format_ranks, hung
 from .hang import HangWatch
 from .ledger import Ledger, StartPoint
@@ -113,6 +115,8 @@ class Attempt:
         # Taken once: while this attempt is being closed, the group already makes the next one.
         self._identities: list[WorkerIdentity] = []
         self._pids: list[int] = []
+        self._exits = Exits(())
+        self._here = ray.get_runtime_context().get_node_id()
         self._num_received = [0] * world_size
         self._meetings = Meetings(world_size)
         self._filled: dict[int, asyncio.Event] = {}
@@ -180,8 +184,10 @@ class Attempt:
             return meeting.payload
         why = "they have finished" if self._meetings.never_fills(meeting) else f"not within timeout_s={timeout_s:g}"
         return CollectiveError(
-            f"{kind}() on rank {world_rank} waits in vain for {self._meetings.missing(meeting)}: {why}; "
-            "every rank must make the same collective calls"
+            explained(
+                f"{kind}() on rank {world_rank} waits in vain for {self._meetings.missing(meeting)}: {why}; "
+                "every rank must make the same collective calls"
+            )
         )
 
     async def preempt(self, nodes: dict[str, list[int]], deadline_s: float, why: str) -> None:
@@ -226,19 +232,23 @@ class Attempt:
         await self._bounded(starting, "starting the worker processes")
         self._identities = self._group.identities
         self._pids = [self._group.pid(rank) for rank in range(len(self._group))]
-        await self._bounded(self._set_up(controller), "setting up the workers")
-        checkpoint = self._start.checkpoint
-        self._emit(
-            [
-                AttemptStarted(
-                    attempt=self.number,
-                    world_size=len(self._group),
-                    checkpoint_path=None if checkpoint is None else checkpoint.path,
-                )
-            ]
-        )
-        self._group.raise_standbys()
-        return await self._watch()
+        self._exits = Exits(self._pids[i.world_rank] for i in self._identities if i.node_id == self._here)
+        try:
+            await self._bounded(self._set_up(controller), "setting up the workers")
+            checkpoint = self._start.checkpoint
+            self._emit(
+                [
+                    AttemptStarted(
+                        attempt=self.number,
+                        world_size=len(self._group),
+                        checkpoint_path=None if checkpoint is None else checkpoint.path,
+                    )
+                ]
+            )
+            self._group.raise_standbys()
+            return await self._watch()
+        finally:
+            self._exits.close()
 
     async def _set_up(self, controller: Any) -> None:
         spec = self._spec
@@ -307,7 +317,7 @@ class Attempt:
         except asyncio.CancelledError:
             raise
         except RayActorError as error:
-            failure = died(-1, "?", death_detail(error), step=step)
+            failure = died(-1, "?", death_detail(str(error)), step=step)
             raise AttemptFailedError(FailureKind.START, [failure]) from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
@@ -397,7 +407,7 @@ class Attempt:
         try:
             returned: RunReturn = future.result()
         except RayActorError as error:
-            return died(rank, node_ip, death_detail(error))
+            return died(rank, node_ip, death_detail(str(error)))
         # A return that cannot be opened here is the failure of that rank, with its own message.
         except Exception as error:  # noqa: BLE001
             return capture(error, world_rank=rank, node_ip=node_ip)
@@ -439,7 +449,24 @@ class Attempt:
                     if self._identities[f.world_rank].node_id in gone
                 ]
                 return AttemptFailedError(FailureKind.PREEMPTION, lost, at_rest)
+            explained = await asyncio.gather(*map(self._explain, dead))
+            failures = [*explained, *(f for f in failures if not f.has_died)]
         return AttemptFailedError(FailureKind.WORKER, failures, at_rest)
+
+    async def _explain(self, failure: WorkerFailure) -> WorkerFailure:
+        """Say how a process on a living node has ended."""
+        rank = failure.world_rank
+        stack, status, was_out_of_memory = "", None, False
+        with contextlib.suppress(RayError, asyncio.TimeoutError):
+            stack = await self._on_node(rank, read_crash, self._journal_folder(rank))
+        if self._identities[rank].node_id == self._here:
+            status = await asyncio.to_thread(self._exits.status, self._pids[rank])
+            was_out_of_memory = self._exits.was_out_of_memory()
+        ended = describe_exit(status, stack, was_out_of_memory=was_out_of_memory)
+        detail = death_detail(failure.message, ended)
+        return attrs.evolve(
+            died(rank, failure.node_ip, detail, step=failure.step, stack=stack), failed_at=failure.failed_at
+        )
 
     async def _bring_to_rest(self, pending: dict[asyncio.Future[Any], int]) -> list[int]:
         """Let go of the backend on the ranks that rest, so that the others stop waiting for them."""
@@ -632,14 +659,6 @@ def _read_after(folder: str, after: int) -> list[bytes]:
 def _kill_if_stopped(pid: int) -> None:
     if is_stopped(pid):
         kill_process(pid)
-
-
-def death_detail(error: RayActorError) -> str:
-    """What Ray knows about the end of a process, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    left_out = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:", "The actor died")
-    kept = [line for line in lines if not line.startswith(left_out)]
-    return " ".join(kept[:3]) or "the process ended unexpectedly"
 
 
 def _datasets_for(spec: RunSpec, world_rank: int) -> dict[str, Any]:

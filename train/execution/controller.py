@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 import ray
 
 from ..context.journal import journal_root, remove_journal
-from ..errors import CollectiveError, ResourcesError, TrainError
+from ..errors import CollectiveError, ResourcesError, TrainError, explained
 from ..storage.store import RunStore
 from . import placement
 from .attempt import Attempt, AttemptFailedError, check_attempt
 from .carrier import make_carrier
 from .decide import Counts, FailureKind, after_failure
 from .failures import describe, format_ranks
+from .holders import describe_holders, find_holders
 from .ledger import Ledger
 from .lock_holder import is_alive, lock_id
 from .messages import AttemptFailed, Event, Notice, RunEnd, RunSpec
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 _MAX_WAITING_EVENTS = 5_000
 _ROOM_MESSAGE_S = 10.0
+_ROOM_LOOK_S = 1.0
 _END_TIMEOUT_S = 10.0
 _COLLECT_TIMEOUT_S = 3.0
 _COMMITTED_NOTICE_S = 30.0
@@ -195,7 +197,7 @@ class Controller:
     async def _run(self) -> RunEnd:
         if self._room is None and not self._spec.scaling_config.elasticity_enabled:
             # While the storage is looked at, the room is being made.
-            self._room = Room(self._spec.scaling_config, self._spec.scaling_config.max_workers, self._spec.run_id)
+            self._room = self._new_room(self._spec.scaling_config.max_workers)
         self._emit(await self._in_ledger(self._ledger.open))
         while True:
             try:
@@ -334,11 +336,14 @@ class Controller:
                 self._room.remove()
                 self._room = None
             if self._room is None:
-                self._room = Room(config, size, self._spec.run_id)
+                self._room = self._new_room(size)
         room = self._room
         assert room is not None
         await self._wait_for(lambda: room.wait(0.0), room.wait, config.max_workers)
         return room
+
+    def _new_room(self, num_workers: int) -> Room:
+        return Room(self._spec.scaling_config, num_workers, self._spec.run_id, self._spec.run_name)
 
     async def _choose_size(self) -> int:
         """As many workers as fit now, within the range; waits until the least fit."""
@@ -360,18 +365,22 @@ class Controller:
     async def _wait_for(self, is_there: Callable[[], bool], wait: Callable[[float], bool], num_workers: int) -> None:
         config, began = self._spec.scaling_config, time.monotonic()
         timeout_s = config.resources_timeout_s
-        wait_s = 1.0
         if await asyncio.to_thread(is_there):
             return
-        while not await asyncio.to_thread(wait, wait_s):
+        told = -_ROOM_MESSAGE_S
+        while not await asyncio.to_thread(wait, _ROOM_LOOK_S):
             waited = time.monotonic() - began
+            is_over = timeout_s is not None and waited >= timeout_s
+            if waited - told < _ROOM_MESSAGE_S and not is_over:
+                continue
+            told = waited
+            holders = describe_holders(find_holders(self._spec.run_id), list(config.worker_resources))
             text = placement.waiting_message(
-                config, num_workers, ray.cluster_resources(), ray.available_resources(), waited
+                config, num_workers, ray.cluster_resources(), ray.available_resources(), waited, holders
             )
-            if timeout_s is not None and waited >= timeout_s:
-                raise ResourcesError(f"{text}; resources_timeout_s={timeout_s:g} is over")
+            if is_over:
+                raise ResourcesError(explained(f"{text}; resources_timeout_s={timeout_s:g} is over"))
             self._emit([Notice(level=logging.WARNING, text=text)])
-            wait_s = _ROOM_MESSAGE_S if timeout_s is None else max(0.1, min(_ROOM_MESSAGE_S, timeout_s - waited))
 
     def _room_for_more(self) -> Callable[[], bool]:
         """A question for the attempt: would more workers fit now? Looked up at most once per interval."""

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..errors import HangError, PreemptionError, TrainError, WorkerDiedError, WorkerGroupError, WorkerStartError
+from ..errors import (
+    DOCUMENT,
+    HangError,
+    PreemptionError,
+    TrainError,
+    WorkerDiedError,
+    WorkerGroupError,
+    WorkerStartError,
+)
 from .decide import order_by_cause
 
 if TYPE_CHECKING:
@@ -27,8 +35,6 @@ __all__ = ["WorkerFailure", "build_error", "capture", "describe", "died", "forma
 _LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
 # Where Ray calls a method of an actor.
 _RAY_DIRS = tuple(os.path.join(os.sep, "ray", *parts) for parts in (("_private",), ("util", "tracing")))
-DOCUMENT = "docs/why_did_my_run_stop.md"
-"""Explains each message by symptom; the project's path, because the documents travel with the source."""
 _MAX_TEXT_LINES = 14
 _MAX_LINE_CHARS = 500
 
@@ -76,14 +82,17 @@ def capture(error: BaseException, *, world_rank: int, node_ip: str, step: str = 
     )
 
 
-def died(world_rank: int, node_ip: str, detail: str, *, step: str = "") -> WorkerFailure:
-    """Describe the death of a worker process."""
+def died(world_rank: int, node_ip: str, detail: str, *, step: str = "", stack: str = "") -> WorkerFailure:
+    """Describe the death of a worker process; ``stack`` is what it has written while it crashed."""
+    lines = [f"the process of rank {world_rank} died: {detail}" if world_rank >= 0 else f"the process died: {detail}"]
+    if stack:
+        lines += ["  " + line for line in _user_lines(stack)]
     return WorkerFailure(
         world_rank=world_rank,
         node_ip=node_ip,
         type_name="WorkerDiedError",
         message=detail,
-        text=f"the process of rank {world_rank} died: {detail}",
+        text="\n".join(lines),
         failed_at=time.time(),
         has_died=True,
         step=step,
@@ -115,9 +124,10 @@ def hung(world_rank: int, node_ip: str, silent_s: float, stacks: Mapping[int, st
 
 
 def _user_lines(stack: str, limit: int = 5) -> list[str]:
-    """The innermost frames of the main thread, which comes last in what ``faulthandler`` writes."""
-    main = stack.split("\n\n")[-1].splitlines()
-    frames = [line.strip() for line in main if line.strip() and not line.startswith(("Thread", "Current"))]
+    """The innermost frames of the main thread, which comes last in what ``faulthandler`` writes of all threads."""
+    parts = [part for part in stack.split("\n\n") if 'File "' in part] or [stack]
+    frames = [line.strip() for line in parts[-1].splitlines()]
+    frames = [line for line in frames if line and not line.startswith(("Thread", "Current", "Stack", "Fatal"))]
     kept = [line for line in frames if not any(folder in line for folder in (_LIBRARY_DIR, *_RAY_DIRS))]
     return (kept or frames)[:limit] or ["(no stack)"]
 

@@ -79,13 +79,19 @@ def infeasible_message(
 
 
 def waiting_message(
-    config: ScalingConfig, num_workers: int, total: Mapping[str, float], free: Mapping[str, float], waited_s: float
+    config: ScalingConfig,
+    num_workers: int,
+    total: Mapping[str, float],
+    free: Mapping[str, float],
+    waited_s: float,
+    holders: str = "",
 ) -> str:
-    """What the run is waiting for."""
+    """What the run is waiting for, and who holds it (``describe_holders``), if that is known."""
     names = list(config.worker_resources)
     return (
         f"waiting for room since {waited_s:.0f} s: asked for {describe_need(config, num_workers)}, "
         f"the cluster has {_show(_only(total, names))} in total, {_show(_only(free, names))} free"
+        + (f"; held by {holders}" if holders else "")
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..context.preemption import Notices, PreemptionInfo
 from .control import CommandReader, Heartbeat, Stacks
+from .exits import CrashFile
 
 __all__ = ["WorkerSigns"]
 
@@ -29,6 +30,7 @@ class WorkerSigns:
         self._pid = os.getpid()
         self._heartbeat = Heartbeat(folder)
         self._stacks = Stacks(folder)
+        self._crash = CrashFile(folder)
         self._commands = CommandReader(folder, self._take)
         self._old_handler: Any = None
         self._has_handler = threading.current_thread() is threading.main_thread()
@@ -46,6 +48,7 @@ class WorkerSigns:
             signal.signal(signal.SIGTERM, self._old_handler or signal.SIG_DFL)
         self._commands.close()
         self._stacks.close()
+        self._crash.close()
 
     def _sigterm(self, number: int, frame: Any) -> None:
         # Only what is safe inside a signal handler: the thread that reads commands does the rest.

@@ -18,8 +18,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..configs.scaling import ScalingConfig
 from ..context.identity import WorkerIdentity
-from ..errors import ResourcesError
+from ..errors import ResourcesError, explained
 from . import placement
+from .holders import room_name, room_prefix
 from .ranks import WorkerFacts, assign_ranks
 from .worker import Worker
 
@@ -35,9 +36,9 @@ class Room:
     resources come back late; so there is one for the whole run, as long as its size fits.
     """
 
-    def __init__(self, config: ScalingConfig, num_workers: int, run_id: str) -> None:
-        # The name lets the driver find it when this process is gone.
-        options: dict[str, Any] = {"name": f"{_room_prefix(run_id)}{secrets.token_hex(4)}"}
+    def __init__(self, config: ScalingConfig, num_workers: int, run_id: str, run_name: str) -> None:
+        # The name lets the driver find it when this process is gone, and tells others who wait whose it is.
+        options: dict[str, Any] = {"name": room_name(run_id, secrets.token_hex(4), run_name)}
         selector = config.label_selector
         if selector is not None:
             options["bundle_label_selector"] = (
@@ -68,7 +69,7 @@ class Room:
 def remove_rooms(run_id: str) -> None:
     """Give back what a controller that died has left; Ray keeps it until the driver's end."""
     for group_id, info in ray.util.placement_group_table().items():
-        if info["name"].startswith(_room_prefix(run_id)) and info["state"] != "REMOVED":
+        if info["name"].startswith(room_prefix(run_id)) and info["state"] != "REMOVED":
             _remove(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
 
 
@@ -82,10 +83,6 @@ def _remove(group: PlacementGroup) -> None:
     with contextlib.suppress(Exception):
         group.wait(_CREATION_S)
     remove_placement_group(group)
-
-
-def _room_prefix(run_id: str) -> str:
-    return f"ray_lite-{run_id}-"
 
 
 @attrs.define
@@ -246,7 +243,7 @@ def check_room(config: ScalingConfig) -> None:
     least = config.min_workers
     if not placement.can_ever_fit(config.worker_resources, least, config.placement_strategy, totals):
         total, free = ray.cluster_resources(), ray.available_resources()
-        raise ResourcesError(placement.infeasible_message(config, least, total, free))
+        raise ResourcesError(explained(placement.infeasible_message(config, least, total, free)))
 
 
 def _has_autoscaler() -> bool:

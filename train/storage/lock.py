@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from ..errors import RunInUseError
+from ..errors import RunInUseError, explained
 from .files import Files
 
 try:
@@ -135,7 +135,7 @@ class RunLock:
                 "from here it cannot be told whether that process still lives; if it does not, delete "
                 f"{self._path}, or give this run another name"
             )
-        raise RunInUseError(f"{self._shown} is in use by {other}: {advice}")
+        raise RunInUseError(explained(f"{self._shown} is in use by {other}: {advice}"))
 
     def _read(self) -> HolderInfo | None:
         """The holder; None when there is no lock, or its file means nothing (nobody can hold by that)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import CheckpointConflictError, CheckpointDamagedError
+from ..errors import CheckpointConflictError, CheckpointDamagedError, explained
 from .envelope import EnvelopeError, open_envelope, seal
 
 __all__ = [
@@ -168,8 +168,10 @@ def merge_parts(parts: Mapping[int, UploadedPart]) -> tuple[FileEntry, ...]:
             first_rank, first = merged.setdefault(file.path, (rank, file))
             if (first.size_bytes, first.crc32) != (file.size_bytes, file.crc32):
                 raise CheckpointConflictError(
-                    f"ranks {first_rank} and {rank} reported different content under the name {file.path!r}; "
-                    f"put the rank into the file name, or report that file from one rank only"
+                    explained(
+                        f"ranks {first_rank} and {rank} reported different content under the name {file.path!r}; "
+                        "put the rank into the file name, or report that file from one rank only"
+                    )
                 )
     folders: dict[str, int] = {}
     for path, (rank, _) in merged.items():

@@ -24,6 +24,7 @@ from ..errors import (
     CheckpointNotFoundError,
     StorageError,
     UploadError,
+    explained,
 )
 from .checkpoint import Checkpoint
 from .files import TEMPORARY_PREFIX, Entry, Files, is_temporary
@@ -164,9 +165,9 @@ class RunStore:
         except StorageError:
             raise
         except Exception as error:
+            shown = redact(self._storage_root.path)
             raise StorageError(
-                f"storage_path {redact(self._storage_root.path)!r} cannot be written: {_reason(error)}; "
-                f"{self._advice(error)}"
+                explained(f"storage_path {shown!r} cannot be written: {_reason(error)}; {self._advice(error)}")
             ) from error
         if found != probe:
             raise StorageError(f"storage_path {redact(self._storage_root.path)!r} does not give back what was written")
@@ -279,8 +280,10 @@ class RunStore:
             raise UploadError(f"the reported checkpoint cannot be stored: {error}") from error
         except Exception as error:
             raise UploadError(
-                f"the checkpoint of report {report_index} could not be stored in {redact(self.path)}/{name}: "
-                f"{_reason(error)}; {self._advice(error)}"
+                explained(
+                    f"the checkpoint of report {report_index} could not be stored in {redact(self.path)}/{name}: "
+                    f"{_reason(error)}; {self._advice(error)}"
+                )
             ) from error
 
     def _upload_from(
@@ -527,9 +530,11 @@ class RunStore:
             if not problems:
                 return committed
             logger.warning(
-                "checkpoint %s is damaged and is skipped for the next older one: %s",
-                redact(committed.path),
-                summary(problems),
+                "%s",
+                explained(
+                    f"checkpoint {redact(committed.path)} is damaged and is skipped for the next older one: "
+                    f"{summary(problems)}"
+                ),
             )
         return None
 

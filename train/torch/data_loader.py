@@ -17,11 +17,13 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from ..context.current import current_context
 from ..data.marker import is_shard
 from ..data.partition import REMAINDERS
 from ..data.torch_shards import TorchStreamShard
 from ..errors import ConfigError, ConfigTypeError
 from .device import get_device
+from .loader_workers import GoOn, start_workers
 from .ranks import rank_and_world_size
 from .samplers import PartOfSampler, RankSampler
 from .transfer import move_batches
@@ -41,6 +43,7 @@ class PreparedDataLoader(DataLoader[Any]):
         # Not super().__init__(), which would check and build all over again what the loader has.
         self.__dict__.update(loader.__dict__)
         self.__dict__.update(_loader=loader, _device=device, _auto_transfer=auto_transfer, _last_epoch=None)
+        self.__dict__["_goes_on"] = isinstance(loader.worker_init_fn, GoOn)
 
     def __getattr__(self, name: str) -> Any:
         # A loader of the user's own class may have more than DataLoader's attributes.
@@ -50,7 +53,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         self._advance_epoch()
-        batches = iter(self._loader)
+        batches = start_workers(self._loader) if self._goes_on else iter(self._loader)
         if self._device is None or self._device.type == "cpu":
             return batches
         return move_batches(batches, self._device, auto_transfer=self._auto_transfer)
@@ -114,6 +117,8 @@ def prepare_data_loader(
     * So does a shard from ``train.get_dataset_shard``, when the loader reads it directly or through a
       ``Subset``. Where it has become something else, a ``TensorDataset`` say, pass
       ``add_dist_sampler=False``, or the part is divided once more.
+    * The loader's worker processes do not end by a SIGTERM to the whole process group, so that the rank can
+      still save a checkpoint (see ``get_preemption_info``); a handler that ``worker_init_fn`` sets comes after.
     * An ``IterableDataset`` has no rows to choose from. It is left as it is, with a warning, unless
       ``shard_iterable`` says more.
 
@@ -149,6 +154,9 @@ def prepare_data_loader(
     loader = _clone(data_loader)
     if add_dist_sampler and (world_size > 1 or not isinstance(loader.dataset, IterableDataset)):
         _divide(loader, rank, world_size, remainder, seed, shard_iterable)
+    context = current_context()
+    if loader.num_workers > 0 and context is not None and context.takes_sigterm:
+        loader.worker_init_fn = GoOn(loader.worker_init_fn)
     return PreparedDataLoader(loader, get_device() if move_to_device else None, auto_transfer=auto_transfer)
 
 
