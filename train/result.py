@@ -137,7 +137,10 @@ class Result:
         error: BaseException | None = None
         if record is not None and record.error is not None:
             error = TrainError(record.error)
-        metrics = dict(rows[-1].metrics) if rows else None if record is None else record.metrics
+        metrics = None if record is None else record.metrics
+        # Either may be behind: the record is written now and then, and the end of the history may lie elsewhere.
+        if rows and (record is None or rows[-1].report_index + 1 >= record.next_report_index):
+            metrics = rows[-1].metrics
         order = (record.config if record is not None else {}).get("checkpoint_config") or {}
         return build_result(
             store,

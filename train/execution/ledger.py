@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,9 +18,11 @@ from typing import Any
 import attrs
 
 from ..configs.checkpoint import CheckpointConfig
+from ..context.journal import journal_root
 from ..context.records import Part, parse_record
-from ..errors import CheckpointConflictError, StorageError, UploadError
+from ..errors import CheckpointConflictError, CheckpointDamagedError, StorageError, UploadError, explained
 from ..storage.checkpoint import Checkpoint
+from ..storage.history import HISTORY_FOLDER, rescue
 from ..storage.retention import best_first, score_of, select_to_delete
 from ..storage.run_record import RunRecord
 from ..storage.store import CommittedCheckpoint, HolderInfo, RunStore
@@ -35,6 +39,8 @@ logger = logging.getLogger("ray_lite.train")
 
 _MAX_REMEMBERED_BYTES = 16 << 20
 _MAX_ERROR_CHARS = 4_000
+# Often the temporary folder lies on the disk that is full; this one is memory.
+_SECOND_RESCUE_ROOT = "/dev/shm"
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +105,12 @@ class Ledger:
         self._last_line: bytes | None = None
         self._last_metrics: dict[str, Any] | None = None
         self._is_open = False
+        self._has_history = False
         self._has_start = False
+        # The newest report whose checkpoint could not be committed, with its files.
+        self._uncommitted: tuple[int, Mapping[int, tuple[Part, bytes]]] | None = None
+        # Number of the first report that no storage took, and what to say of it.
+        self._unstored: tuple[int, str] | None = None
         self._warned: set[str] = set()
 
     # -- the run -----------------------------------------------------------------------------
@@ -166,11 +177,15 @@ class Ledger:
         if newest is None and self._kept and self._resume == "must":
             raise StorageError(f'resume="must", but every checkpoint in {self._shown} is damaged')
         # What was found damaged is not offered again, nor counted by retention.
-        if newest is not None:
-            self._kept = [c for c in self._kept if c.manifest.report_index <= newest.manifest.report_index]
+        up_to = -1 if newest is None else newest.report_index
+        self._kept = [c for c in self._kept if c.report_index <= up_to]
         self._attempt += 1
         self._world_size = world_size
-        first = 0 if newest is None else newest.manifest.report_index + 1
+        first = up_to + 1
+        self._uncommitted = None
+        if self._unstored is not None and self._unstored[0] >= first:
+            # Done again now.
+            self._unstored = None
         checkpoint = self._start_checkpoint if newest is None else self._store.open_checkpoint(newest)
         # What was reported behind the checkpoint is done again, so it no longer stands.
         self._last_line, self._last_index = None, first - 1
@@ -192,6 +207,7 @@ class Ledger:
         self._rank0_bytes = 0
         self._committed_now: dict[int, Checkpoint] = {}
         self._history = self._store.history_writer(self._attempt)
+        self._has_history = True
         self._write_record("running")
         self._store.remove_orphans(before_attempt=self._attempt)
         return StartPoint(attempt=self._attempt, first_report_index=first, checkpoint=checkpoint), events
@@ -249,16 +265,77 @@ class Ledger:
                     # Its process is gone, its files are not: the checksums are made up for at the commit.
                     self._progress.upload_ended(rank, index)
         events = self._commit_ready()
+        events += self._commit_again()
         if self._consolidator is not None:
             events += self._completed(self._consolidator.flush())
         if self._over_ranks is not None:
             self._write_over_ranks(self._over_ranks.flush())
+        return events + self._check_kept() + self._end_history()
+
+    def _commit_again(self) -> list[Event]:
+        """Try once more to commit the newest checkpoint whose files arrived; the next attempt would remove them."""
+        if self._uncommitted is None:
+            return []
+        failed, self._uncommitted = self._uncommitted, None
         try:
-            self._history.close()
+            events = self._commit(*failed)
+        except CheckpointConflictError:
+            # The first time it was committed after all, and only the answer was lost.
+            return []
+        # Of a second failure there is nothing new to say.
+        return events if self._uncommitted is None else []
+
+    def _check_kept(self) -> list[Notice]:
+        """Say which committed checkpoints somebody has removed meanwhile."""
+        try:
+            gone = {committed.dir_name for committed in self._store.missing(self._kept)} if self._kept else set()
         except StorageError as error:
-            # The training itself is done, and its checkpoints are safe.
-            events.append(Notice(level=logging.ERROR, text=str(error)))
-        return events
+            logger.debug("whether all checkpoints are still there is not known: %s", error)
+            return []
+        if not gone:
+            return []
+        # Single old ones may have been removed on purpose; the newest is what the user is left with.
+        level = logging.ERROR if self._kept[-1].dir_name in gone else logging.WARNING
+        self._kept = [committed for committed in self._kept if committed.dir_name not in gone]
+        text = (
+            f"{len(gone)} committed checkpoints are no longer in {self._shown}, removed by somebody while the run went "
+            f"on: {_shown_names(sorted(gone))}"
+        )
+        return [Notice(level=level, text=text)]
+
+    def _end_history(self) -> list[Notice]:
+        """Close the history of the attempt; what its storage refuses goes to a file elsewhere."""
+        if not self._has_history:
+            return []
+        self._has_history = False
+        unstored = self._history.close()
+        if unstored is None:
+            return []
+        folder = f"{self._shown}/{HISTORY_FOLDER}"
+        notices = []
+        if unstored.lost:
+            text = f"the history in {folder} is not whole: {unstored.lost}"
+            notices.append(Notice(level=logging.ERROR, text=text))
+        if unstored.lines:
+            text = f"{unstored.num_lines} lines of history (of rank 0) could not be stored in {folder}: "
+            text += redact(unstored.reason)
+            try:
+                # A name may be as long as the filesystem allows for one.
+                own = f"{self._store.name[:50]}-{self._run_id}"
+                roots = (str(journal_root().parent), _SECOND_RESCUE_ROOT)
+                path = rescue(unstored, f"ray_lite-{os.getuid()}-rescued/{own}", roots)
+            except OSError as error:
+                # The training itself is done, and its checkpoints are safe.
+                text += f"; nor elsewhere: {error}"
+                self._unstored = unstored.first_report_index, text
+                notices.append(Notice(level=logging.ERROR, text=text))
+            else:
+                text += (
+                    f"; they lie in {path} on {socket.gethostname()}: once there is room, copy that file into {folder} "
+                    "to put them back, before this machine restarts or clears its temporary files"
+                )
+                notices.append(Notice(level=logging.WARNING, text=text))
+        return notices
 
     def checkpoint_was_read(self, has_been_read: bool) -> list[Event]:
         """Whether any rank of this attempt has asked for the checkpoint that it could start from."""
@@ -276,11 +353,25 @@ class Ledger:
         Args:
             state: ``"finished"``, ``"failed"`` or ``"interrupted"``.
             error: Text of what ended it, or None.
+
+        Raises:
+            StorageError: The run would be finished, but reports of it are stored nowhere. It is given back all the
+                same.
         """
         if not self._is_open:
             return
         self._is_open = False
+        lost: StorageError | None = None
         try:
+            # An error may have come in the way of end_attempt().
+            for notice in self._end_history():
+                logger.log(notice.level, "%s", notice.text)
+            if state == "finished" and self._unstored is not None:
+                error = f"the train function has finished, but {self._unstored[1]}; "
+                error += (
+                    f"the newest checkpoint is {self._kept[-1].dir_name}" if self._kept else "there is no checkpoint"
+                )
+                state, lost = "failed", StorageError(explained(error))
             if self._attempt:
                 self._write_record(state, error)
         except StorageError as problem:
@@ -288,6 +379,16 @@ class Ledger:
             logger.error("the run record could not be written: %s", problem)
         finally:
             self._store.release()
+        if lost is not None:
+            raise lost
+
+    @property
+    def last_metrics(self) -> dict[str, Any] | None:
+        """Those of rank 0's newest report that still stands, whether or not it could be stored.
+
+        None before ``begin_attempt``, and while there is no report.
+        """
+        return self._last_metrics if self._last_line is None else json.loads(self._last_line)["m"]
 
     @property
     def path(self) -> str:
@@ -339,7 +440,6 @@ class Ledger:
                 )
             ]
         uploaded = {rank: part.uploaded for rank, (part, _) in sorted(parts.items()) if part.uploaded is not None}
-        metrics = self._metrics_of(index, parts)
         # No checkpoint is ahead of the history.
         self._history.flush()
         try:
@@ -348,7 +448,7 @@ class Ledger:
                 report_index=index,
                 attempt=self._attempt,
                 world_size=self._world_size,
-                metrics=metrics,
+                metrics=self._metrics_of(index, parts),
                 is_deletable=self._checkpoint_config.num_to_keep is not None,
                 created_at=self._clock(),
             )
@@ -356,7 +456,10 @@ class Ledger:
             raise
         except StorageError as error:
             # The files are there, only this commit is not: training goes on to the next one.
+            if not isinstance(error, CheckpointDamagedError):
+                self._uncommitted = index, parts
             return [Notice(level=logging.ERROR, text=f"the checkpoint of report {index} was not committed: {error}")]
+        self._uncommitted = None
         self._kept.append(committed)
         checkpoint = self._store.open_checkpoint(committed)
         if self._consolidator is not None:
@@ -462,7 +565,6 @@ class Ledger:
     # -- the record --------------------------------------------------------------------------
 
     def _write_record(self, state: str, error: str | None = None) -> None:
-        metrics = self._last_metrics if self._last_line is None else json.loads(self._last_line)["m"]
         self._store.write_record(
             RunRecord(
                 name=self._store.name,
@@ -472,7 +574,7 @@ class Ledger:
                 updated_at=self._clock(),
                 world_size=self._world_size,
                 next_report_index=self._last_index + 1,
-                metrics=metrics,
+                metrics=self.last_metrics,
                 error=error[:_MAX_ERROR_CHARS] if error else None,
                 config=dict(self._config_record),
             )

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -505,6 +505,21 @@ class RunStore:
             ) from error
         committed = [checkpoint for checkpoint in found if checkpoint is not None]
         return sorted(committed, key=lambda checkpoint: (checkpoint.report_index, checkpoint.attempt))
+
+    def missing(self, committed: Iterable[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
+        """Those of ``committed`` whose folders are no longer there; costs one listing.
+
+        Raises:
+            StorageError: The storage cannot be read.
+        """
+        try:
+            files, folder = self._open()
+            found = set(self._folders(files, folder))
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(f"{redact(self.path)} cannot be read: {_reason(error)}") from error
+        return [checkpoint for checkpoint in committed if checkpoint.dir_name not in found]
 
     def newest_valid(self, *, verify: Literal["size", "digest"] = "digest") -> CommittedCheckpoint | None:
         """The newest checkpoint whose files are what was committed; None when there is none.
