@@ -27,6 +27,7 @@ from ray_lite.train import (
     WorkerGroupError,
 )
 from ray_lite.train.context.journal import journal_root
+from ray_lite.train.storage.store import RunStore
 
 ASYNC, NO_UPLOAD = CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD
 
@@ -379,6 +380,74 @@ def test_an_upload_of_the_users_own_that_fails_is_an_upload_error(fit, tmp_path,
     result = fit(fn)
     assert committed(result) == [{"w": "1"}]
     assert len(result.metrics_history) == 2
+
+
+class MuteError(Exception):
+    """Fails to say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError, MuteError])
+def test_an_async_upload_has_ended_whatever_it_raised(fit, tmp_path, kind):
+    """A command-line tool that is called as a library ends with SystemExit, which a thread swallows without a word."""
+
+    def fail(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        raise kind(1)
+
+    def fn():
+        context = train.get_context()
+        checkpoint = make_folder(tmp_path / "first", w="0")
+        train.report({"i": 0}, checkpoint, checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=fail)
+        assert context._reporter.wait(30)
+        assert train.get_all_reported_checkpoints() == []
+        with pytest.raises(UploadError, match=rf"report 0.*{kind.__name__}.*the files are in {tmp_path / 'first'}"):
+            train.report({"i": 1}, make_folder(tmp_path / "second", w="1"))
+
+    result = fit(fn)
+    assert committed(result) == [{"w": "1"}]
+    assert [row["i"] for row in result.metrics_history] == [0, 1]
+    assert (tmp_path / "first" / "w").read_text() == "0"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_train_function_passes_through_a_sync_upload(fit, tmp_path, kind):
+    """It may come from a signal handler, or be Ctrl-C: no upload may swallow it."""
+    checkpoint = make_folder(tmp_path / "mine", w="1")
+
+    def fail(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        raise kind(1)
+
+    def fn():
+        train.report({"i": 0}, checkpoint)
+        with pytest.raises(kind):
+            train.report({"no": 1}, checkpoint, checkpoint_upload_fn=fail)
+        train.report({"i": 1}, checkpoint)
+
+    result = fit(fn)
+    assert committed(result) == [{"w": "1"}] * 2
+    assert [row["i"] for row in result.metrics_history] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, OSError, UploadError])
+def test_checksums_have_ended_whatever_they_raised(fit, monkeypatch, kind):
+    def fail(self, part):
+        raise kind("no")
+
+    monkeypatch.setattr(RunStore, "add_digests", fail)
+
+    def fn():
+        with train.staging_directory() as folder:
+            (folder / "w").write_text("1")
+            train.report({"i": 0}, Checkpoint.from_directory(folder))
+        assert train.get_context()._reporter.wait(30)
+        assert train.get_all_reported_checkpoints() == []
+
+    with pytest.raises(WorkerGroupError, match="no") as caught:
+        fit(fn)
+    assert isinstance(caught.value.__cause__, UploadError)
+    assert committed(caught.value.result) == []
 
 
 # -- staging -----------------------------------------------------------------------------------

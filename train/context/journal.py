@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def claim_folder(folder: str | os.PathLike[str]) -> Path:
     """Make a folder of one worker and attempt, if it is missing, and note that this process owns it (see ``sweep``)."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (path / _OWNER).write_text(str(os.getpid()))
+    # By rename: to a sweep that reads it half written, a living worker would look dead.
+    new = path / f"{_OWNER}.{os.getpid()}.{threading.get_ident()}"
+    new.write_text(str(os.getpid()))
+    new.replace(path / _OWNER)
     return path
 
 
@@ -73,25 +77,34 @@ class Journal:
         self._size += len(data)
 
     def acknowledge(self, count: int) -> None:
-        """The first ``count`` records are safe elsewhere; segments that hold no others go."""
-        if self._size >= self._max_segment_bytes:
-            os.close(self._fd)
+        """The first ``count`` records are safe elsewhere; segments that hold no others go.
+
+        Raises:
+            OSError: No new segment can be begun, or an old one not be deleted. The journal is as
+                good as before, only larger than it should be; the next call tries again.
+        """
+        if self._fd >= 0 and self._size >= self._max_segment_bytes:
             self._open_segment()
         while len(self._segments) > 1 and self._segments[1][0] <= count:
-            _, path = self._segments.pop(0)
-            path.unlink(missing_ok=True)
+            self._segments[0][1].unlink(missing_ok=True)
+            self._segments.pop(0)
 
     def close(self) -> None:
         """Stop writing; the files stay."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _open_segment(self) -> None:
         path = self._folder / _SEGMENT.format(first=self._count)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # Before the old one is closed: where no file can be opened, the old one goes on. A number that was
+        # closed and kept would soon be that of a file of the user's, and records would land in there.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        old, self._fd = self._fd, fd
         self._segments.append((self._count, path))
         self._size = 0
+        if old >= 0:
+            os.close(old)
 
 
 def read_tail(folder: str | os.PathLike[str], *, after: int) -> list[bytes]:

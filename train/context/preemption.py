@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["Notices", "PreemptionInfo"]
+__all__ = ["DEFAULT_GRACE_S", "Notices", "PreemptionInfo"]
+
+DEFAULT_GRACE_S = 25.0
+"""Seconds that train functions get after a SIGTERM, where ``preemption_grace_s`` does not say: schedulers
+(Kubernetes, Slurm, cloud providers) wait 30 s before they kill, and the end itself takes a moment too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,43 +42,51 @@ class PreemptionInfo:
 
 
 class Notices:
-    """What the controller has told this worker; read by the train function, written by another thread."""
+    """What the controller has told this worker; read by the train function, written by another thread.
+
+    Without a lock: a signal handler may ask while the code that it has interrupted is asking. Each
+    step assigns one name, in an order that suits a reader who comes at any moment.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._preemption: PreemptionInfo | None = None
-        self._wants_checkpoint = False
+        self._wants_checkpoint = self._was_told = False
         self.has_seen_preemption = False
         """Whether the train function has asked and was told: leaving early is then its answer."""
 
     def preempt(self, info: PreemptionInfo) -> None:
         """Workers will be taken away; a second notice with an earlier deadline replaces the first."""
-        with self._lock:
-            self._preemption = info
-            self._wants_checkpoint = True
+        # In this order: whoever is asked for a checkpoint because of it finds it.
+        self._preemption = info
+        self._was_told, self._wants_checkpoint = False, True
 
     def ask_for_checkpoint(self) -> None:
         """A checkpoint soon would save work: the group is about to change its size."""
-        with self._lock:
-            self._wants_checkpoint = True
+        self._was_told, self._wants_checkpoint = False, True
 
-    def checkpoint_reported(self) -> None:
-        """This rank has reported a checkpoint."""
-        with self._lock:
-            self._wants_checkpoint = False
+    def reported(self, *, has_files: bool) -> None:
+        """This rank has made a report.
+
+        A rank that was told and reports without files of its own leaves them to another one, often rank 0: what was
+        asked for is answered all the same, or the ranks would go on with different answers.
+        """
+        if has_files or self._was_told:
+            self._wants_checkpoint = self._was_told = False
 
     @property
     def preemption(self) -> PreemptionInfo | None:
         """What is known, or None."""
-        with self._lock:
-            if self._preemption is not None:
-                self.has_seen_preemption = True
-            return self._preemption
+        found = self._preemption
+        if found is not None:
+            self.has_seen_preemption = True
+        return found
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether a checkpoint was asked for and has not been reported since."""
-        with self._lock:
-            if self._wants_checkpoint and self._preemption is not None:
+        """Whether a checkpoint was asked for, and no report has answered that since."""
+        wants = self._wants_checkpoint
+        if wants:
+            self._was_told = True
+            if self._preemption is not None:
                 self.has_seen_preemption = True
-            return self._wants_checkpoint
+        return wants

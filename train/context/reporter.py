@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigError, ConfigTypeError, StorageError, UploadError
+from ..errors import ConfigError, ConfigTypeError, StorageError, TrainError, UploadError
 from ..storage.checkpoint import Checkpoint
 from ..storage.store import RunStore, UploadedPart
 from ..storage.uri import redact
+from .beats import beating, silent
 from .metrics import encode_metrics
-from .outbox import RecordSink
-from .ownership import check_deletable, delete_folder, take_over
+from .naming import named
+from .outbox import Outbox, RecordSink
+from .ownership import OwnedFolder, check_deletable, delete_folder, take_over
 from .records import Part, encode_report, encode_upload_end
 from .scratch import Scratch
 from .staging import StagingDirectory
@@ -26,6 +29,13 @@ from .uploads import UploadQueue
 __all__ = ["Reporter"]
 
 logger = logging.getLogger("ray_lite.train")
+
+_DEFAULTS = UploadOptions()
+_REENTERED = (
+    "report() was called inside a report() of the same thread: by a signal handler, a callback, a logging handler or a "
+    "checkpoint_upload_fn. Set a flag there, and report from the training loop when it is set; of a drained node or a "
+    "SIGTERM the loop learns from should_checkpoint() and get_preemption_info(), without a handler"
+)
 
 
 class Reporter:
@@ -39,6 +49,7 @@ class Reporter:
         scratch: This worker's folder on its own disk.
         defers_checksums: Whether a copied folder's checksums may be computed after ``report()``
             has returned. Not where a commit should have happened by then.
+        beat: Gives a sign of life; called at least every second while a call waits for storage.
         clock: Seconds since the epoch.
     """
 
@@ -51,14 +62,18 @@ class Reporter:
         first_report_index: int,
         scratch: Scratch,
         defers_checksums: bool = True,
+        beat: Callable[[], None] = silent,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._sink, self._attempt, self._clock = store, sink, attempt, clock
-        self._scratch, self._defers_checksums = scratch, defers_checksums
+        self._scratch, self._defers_checksums, self._beat = scratch, defers_checksums, beat
         # Held over an upload too: a report of another thread gets the next number, and its place in the order.
-        self._lock = threading.Lock()
+        # Re-entrant, so that a second report inside one of the same thread (a signal handler's) gets as far as being
+        # refused, instead of waiting for itself.
+        self._lock = threading.RLock()
+        self._is_reporting = False
         self._next_index = first_report_index
-        self._uploads = UploadQueue()
+        self._uploads = UploadQueue(beat=beat)
         self._staged: set[str] = set()
         self._warned_types: set[str] = set()
         self._newest: tuple[int, Checkpoint] | None = None
@@ -79,7 +94,7 @@ class Reporter:
         return None if self._newest is None else self._newest[1]
 
     def report(
-        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, options: UploadOptions | None = None
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, options: UploadOptions = _DEFAULTS
     ) -> None:
         """One report of this rank; returns when it is queued, and its files are durable or taken over.
 
@@ -89,25 +104,34 @@ class Reporter:
             UploadError: Files could not be stored: this report's, or those of an earlier one that
                 went up behind the scenes. This report counts in either case, so that the ranks
                 stay in step, and the next one works as usual.
+            TrainError: Called from inside another report of this thread, or from an upload behind
+                the scenes; or reports no longer reach the controller. Nothing was counted.
         """
+        self._uploads.refuse_jobs()
         metrics_json, unstorable = encode_metrics(metrics)
         if unstorable:
             self._warn_once(unstorable)
-        if checkpoint is None:
-            with self._lock:
-                record = encode_report(self._next_index, self._clock(), metrics_json)
-                self._sink.add(record)
-                self._next_index += 1
-            return
-        options = options or UploadOptions()
-        self._check(checkpoint, options)
+        if checkpoint is not None:
+            self._check(checkpoint, options)
         with self._lock:
-            earlier = self._uploads.take_failures()
+            if self._is_reporting:
+                raise TrainError(_REENTERED)
             try:
-                self._report_with_files(metrics_json, checkpoint, options)
-            except UploadError:
-                _log(earlier)
-                raise
+                # Inside, so that no exception of a signal handler leaves it set.
+                self._is_reporting = True
+                if checkpoint is None:
+                    self._sink.add(encode_report(self._next_index, self._clock(), metrics_json))
+                    self._next_index += 1
+                    return
+                earlier = self._uploads.take_failures()
+                try:
+                    with beating(self._beat):
+                        self._report_with_files(metrics_json, checkpoint, options)
+                except BaseException:
+                    _log(earlier)
+                    raise
+            finally:
+                self._is_reporting = False
         _raise_first(earlier)
 
     @contextlib.contextmanager
@@ -125,19 +149,34 @@ class Reporter:
             except OSError as error:
                 raise UploadError(f"no staging folder can be made: {error}") from error
         self._staged.add(path)
+        pid = os.getpid()
         try:
             yield StagingDirectory(path)
         finally:
             self._staged.discard(path)
-            # Empty by now, or handed over, unless nobody reported it.
-            shutil.rmtree(path, ignore_errors=True)
+            # A child that was forked inside the block and leaves it by an exception has no part in the folder.
+            if os.getpid() == pid:
+                # Empty by now, or handed over, unless nobody reported it.
+                shutil.rmtree(path, ignore_errors=True)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all records made so far have arrived; False if they have not in time."""
-        return self._sink.flush(timeout_s)
+        """Wait until all records made so far have arrived; False if they have not in time.
+
+        Raises:
+            TrainError: They never will.
+        """
+        has_arrived = self._sink.flush(timeout_s)
+        # The other kind of sink, that of local mode, has nothing on its way.
+        if not has_arrived and isinstance(self._sink, Outbox):
+            self._sink.check()
+        return has_arrived
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until no files are on their way any more; False if some still are."""
+        """Wait until no files are on their way any more; False if some still are.
+
+        Raises:
+            TrainError: Called from one of the uploads that are waited for.
+        """
         return self._uploads.wait(timeout_s)
 
     def finish(self) -> None:
@@ -193,7 +232,7 @@ class Reporter:
                 uploaded = self._store_files(checkpoint, options, index, name, digests=self._needs_digests(checkpoint))
                 part = Part(uploaded=uploaded, is_pending=not uploaded.has_digests)
                 if part.is_pending:
-                    job = self._digests_of(uploaded, index)
+                    job = self._to_its_end(index, lambda: self._store.add_digests(uploaded))
         except UploadError as error:
             failure, part = error, Part(failure=str(error))
         # Numbered even when the upload failed: the n-th reports of all ranks belong together.
@@ -230,11 +269,10 @@ class Reporter:
     ) -> Checkpoint:
         try:
             stored = upload_fn(checkpoint, name)
-        # The user's own code may fail in any way; the report has a place in the order all the same.
+        # The user's own code may fail in any way; the report has a place in the order all the same. What is no
+        # Exception passes: in the train function's thread it may be Ctrl-C, or the exit of a signal handler.
         except Exception as error:
-            raise UploadError(
-                f"checkpoint_upload_fn failed for report {index}: {type(error).__name__}: {error}"
-            ) from error
+            raise UploadError(f"checkpoint_upload_fn failed for report {index}: {named(error)}") from error
         if not isinstance(stored, Checkpoint):
             raise UploadError(
                 f"checkpoint_upload_fn must return the Checkpoint that it stored in {redact(self._store.path)}/{name}, "
@@ -242,16 +280,28 @@ class Reporter:
             )
         return stored
 
-    def _digests_of(self, uploaded: UploadedPart, index: int) -> Callable[[], None]:
-        def add_digests() -> None:
-            try:
-                part = Part(uploaded=self._store.add_digests(uploaded))
-            except UploadError as error:
-                self._sink.add(encode_upload_end(index, Part(failure=str(error))))
-                raise
-            self._sink.add(encode_upload_end(index, part))
+    def _to_its_end(
+        self, index: int, work: Callable[[], UploadedPart], owned: OwnedFolder | None = None
+    ) -> Callable[[], None]:
+        """``work`` behind the scenes, and a record of its end however it ends: the commit waits for that."""
 
-        return add_digests
+        def job() -> None:
+            try:
+                uploaded = work()
+                self._stored(index, uploaded)
+            # SystemExit too: no signal handler runs behind the scenes, so it is a failure of the upload and no more.
+            except BaseException as error:
+                is_told = isinstance(error, UploadError)
+                text = str(error) if is_told else f"the upload of report {index} ended with {named(error)}"
+                if owned is not None:
+                    text += f"; the files are in {owned.give_back()}"
+                self._sink.add(encode_upload_end(index, Part(failure=text)))
+                raise UploadError(text) from error
+            self._sink.add(encode_upload_end(index, Part(uploaded=uploaded)))
+            if owned is not None:
+                owned.uploaded()
+
+        return job
 
     def _hand_over(self, checkpoint: Checkpoint, options: UploadOptions, index: int, name: str) -> Callable[[], None]:
         """Take the folder over; returns what uploads it."""
@@ -274,21 +324,7 @@ class Reporter:
             )
             checkpoint = Checkpoint(owned.path)
 
-        def upload() -> None:
-            try:
-                uploaded = self._store_files(checkpoint, options, index, name, digests=True)
-            except UploadError as error:
-                text = str(error)
-                if owned is not None:
-                    text += f"; the files are in {owned.give_back()}"
-                self._sink.add(encode_upload_end(index, Part(failure=text)))
-                raise UploadError(text) from error
-            self._stored(index, uploaded)
-            self._sink.add(encode_upload_end(index, Part(uploaded=uploaded)))
-            if owned is not None:
-                owned.uploaded()
-
-        return upload
+        return self._to_its_end(index, lambda: self._store_files(checkpoint, options, index, name, digests=True), owned)
 
     def _stored(self, index: int, uploaded: UploadedPart) -> None:
         if self._newest is None or self._newest[0] < index:

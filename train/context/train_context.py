@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, DatasetNotFoundError
+from ..errors import ConfigError, ConfigTypeError, DatasetNotFoundError, NotInTrainFunctionError
 from ..storage.checkpoint import Checkpoint
 from .identity import RunIdentity, WorkerIdentity
 from .preemption import Notices, PreemptionInfo
@@ -35,7 +36,8 @@ class TrainContext:
 
     A train function gets it from ``train.get_context()``, or as an argument that is
     annotated with this class; both are the same object. It belongs to the worker process,
-    so every thread of the train function may use it.
+    so every thread of the train function may use it. A forked child (a DataLoader's worker) may ask it
+    for ranks, resources and the run; what speaks with the controller raises ``NotInTrainFunctionError`` there.
 
     Args:
         worker: This worker's place in the group.
@@ -69,7 +71,10 @@ class TrainContext:
     ) -> None:
         self._worker, self._run, self._scaling_config = worker, run, scaling_config
         self._store, self._reporter = store, reporter
-        self._shard_makers, self._shards, self._shards_lock = dict(shards), {}, threading.Lock()  # type: ignore[var-annotated]
+        self._shard_makers, self._shards = dict(shards), dict[str, Any]()
+        # Re-entrant: a signal handler may ask for a shard while one is being made.
+        self._shards_lock = threading.RLock()
+        self._pid = os.getpid()
         self._start_checkpoint = checkpoint
         self._committed = committed or (lambda num_reports, timeout_s: [])
         self._notices = notices or Notices()
@@ -120,7 +125,7 @@ class TrainContext:
             delete_local_checkpoint_after_upload: None: only with ASYNC. No effect with NO_UPLOAD.
             checkpoint_upload_fn: Your own upload, ``(checkpoint, checkpoint_dir_name) -> Checkpoint``:
                 stores the files in the run's folder and says where. Called by this thread, or
-                with ASYNC by the uploading one.
+                with ASYNC by the uploading one. It must not report.
             validation: Not supported yet.
 
         Raises:
@@ -132,7 +137,11 @@ class TrainContext:
                 one. It may be caught: the report counts (without a checkpoint if its own files
                 failed), and the next one works as usual. An ASYNC failure that no call has raised
                 is raised at the end of the train function.
+            TrainError: Called inside another ``report()`` of the same thread, as a signal handler may
+                (set a flag there, and report from the loop), or by ``checkpoint_upload_fn``; or
+                reports no longer reach the controller. The report does not count.
         """
+        self._check_process("report()")
         options = UploadOptions.of_report(
             dir_name=checkpoint_dir_name,
             mode=checkpoint_upload_mode,
@@ -141,8 +150,7 @@ class TrainContext:
             validation=validation,
         )
         self._reporter.report(metrics, checkpoint, options)
-        if checkpoint is not None:
-            self._notices.checkpoint_reported()
+        self._notices.reported(has_files=checkpoint is not None)
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The checkpoint to continue from.
@@ -178,16 +186,22 @@ class TrainContext:
             NotInTrainFunctionError: Not called inside a train function.
             ConfigError: An argument has a value that is not allowed.
         """
+        self._check_process("get_all_reported_checkpoints()")
         CheckpointConsistencyMode.of(consistency_mode)
         if timeout_s is not None and not timeout_s >= 0:
             raise ConfigError(f"timeout_s must be >= 0 or None, got {timeout_s!r}")
-        began = time.monotonic()
-        while not self._reporter.flush(_FLUSH_NOTICE_S if timeout_s is None else timeout_s) and timeout_s is None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+        # This rank's own uploads first: here it gives signs of life, and where it waits for other ranks it must not.
+        self._reporter.wait(left())
+        while not self._reporter.flush(_FLUSH_NOTICE_S if deadline is None else left() or 0.0) and deadline is None:
             logger.warning("get_all_reported_checkpoints() waits for the controller to take this worker's reports")
-        left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
         return [
             ReportedCheckpoint(checkpoint=self._store.open_checkpoint_dir(dir_name), metrics=metrics)
-            for dir_name, metrics in self._committed(self._reporter.num_reports, left)
+            for dir_name, metrics in self._committed(self._reporter.num_reports, left())
         ]
 
     def staging_directory(self) -> AbstractContextManager[StagingDirectory]:
@@ -211,6 +225,7 @@ class TrainContext:
             NotInTrainFunctionError: Not called inside a train function.
             UploadError: The folder cannot be made.
         """
+        self._check_process("staging_directory()")
         return self._reporter.staging_directory()
 
     def get_dataset_shard(self, dataset_name: str = "train") -> Any:
@@ -226,11 +241,15 @@ class TrainContext:
             NotInTrainFunctionError: Not called inside a train function.
             DatasetNotFoundError: No dataset of that name; the text lists the known ones.
         """
+        if dataset_name in self._shards:
+            # In a forked child too, and without the lock, which the child may have inherited taken.
+            return self._shards[dataset_name]
+        self._check_process("get_dataset_shard()")
         with self._shards_lock:
             if dataset_name not in self._shards:
                 if dataset_name not in self._shard_makers:
                     raise DatasetNotFoundError(dataset_name, tuple(sorted(self._shard_makers)))
-                self._shards[dataset_name] = self._shard_makers[dataset_name]()
+                self._shards.setdefault(dataset_name, self._shard_makers[dataset_name]())
             return self._shards[dataset_name]
 
     def meet(self, kind: str, payload: Any, timeout_s: float) -> Any:
@@ -245,10 +264,15 @@ class TrainContext:
             What rank 0 brought.
 
         Raises:
+            NotInTrainFunctionError: Called in a forked child of the train function's process.
             CollectiveError: The ranks did not come together.
         """
+        self._check_process("train.collective")
+        message = f"{kind}(timeout_s=...) must be a number of seconds > 0, got {timeout_s!r}"
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+            raise ConfigTypeError(message)
         if not timeout_s > 0:
-            raise ConfigError(f"timeout_s must be > 0, got {timeout_s!r}")
+            raise ConfigError(message)
         return self._meet(kind, payload, timeout_s)
 
     # -- the plans of others -----------------------------------------------------------------
@@ -266,13 +290,20 @@ class TrainContext:
         Raises:
             NotInTrainFunctionError: Not called inside a train function.
         """
+        self._check_process("get_preemption_info()")
         return self._notices.preemption
 
     def should_checkpoint(self) -> bool:
         """Whether a checkpoint now would save work: the workers are about to be taken away or their number to change.
 
-        True until this rank reports a checkpoint. Not a barrier; ranks may learn it a moment apart.
+        True until this rank's next report after it was told so, with files or without (others may have them). Not a
+        barrier; ranks may learn it a moment apart. A function that was told of a preemption and returns has left
+        early: it is started again from the newest checkpoint.
+
+        Raises:
+            NotInTrainFunctionError: Called in a forked child of the train function's process, where nothing is heard.
         """
+        self._check_process("should_checkpoint()")
         return self._notices.wants_checkpoint
 
     @property
@@ -281,7 +312,14 @@ class TrainContext:
         return self._notices.has_seen_preemption
 
     def heartbeat(self) -> None:
-        """Give a sign of life between two reports, for ``FailureConfig(hang_timeout_s=...)``; 0.3 µs."""
+        """Give a sign of life between two reports, for ``FailureConfig(hang_timeout_s=...)``; a microsecond.
+
+        ``report()`` gives them by itself while it waits for storage or for the controller.
+
+        Raises:
+            NotInTrainFunctionError: Called in a forked child of the train function's process.
+        """
+        self._check_process("heartbeat()")
         self._beat()
 
     # -- ranks -----------------------------------------------------------------------------
@@ -362,3 +400,12 @@ class TrainContext:
     def get_storage(self) -> RunStore:
         """The store of the run, for tools that work on its files (developer API)."""
         return self._store
+
+    def _check_process(self, call: str) -> None:
+        """Refuse a forked child: it has the journal's file and the locks, but not the threads that carry reports.
+
+        Raises:
+            NotInTrainFunctionError: This is another process than the one that the context was made in.
+        """
+        if os.getpid() != self._pid:
+            raise NotInTrainFunctionError(call, "this is a forked child of the train function's process")

@@ -7,7 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..errors import TrainError
+from ..errors import TrainError, UploadError
+from .beats import silent, wait_for
+from .naming import named
 
 __all__ = ["UploadQueue"]
 
@@ -24,15 +26,17 @@ class UploadQueue:
 
     Args:
         max_waiting: Jobs that may wait behind the one that runs; one more makes ``add`` wait.
+        beat: Gives a sign of life; called at least every second by whoever waits here, not by the jobs.
     """
 
-    def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self, *, max_waiting: int = _MAX_WAITING, beat: Callable[[], None] = silent) -> None:
+        self._max_waiting, self._beat = max_waiting, beat
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._num_running = 0
         self._failures: list[Exception] = []
         self._is_closed = False
+        self._runner: threading.Thread | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -45,22 +49,37 @@ class UploadQueue:
         """Queue a job; while too many wait, so does the caller.
 
         Raises:
-            TrainError: The queue was closed.
+            TrainError: The queue was closed, or a job adds another one.
         """
+        self.refuse_jobs()
         with self._changed:
             if self._is_closed:
                 raise TrainError("the train function has ended; a thread of it that still runs cannot report")
             self._waiting.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ray_lite-uploads", daemon=True)
-                self._thread.start()
-            while len(self._waiting) > self._max_waiting and not self._is_closed:
-                if not self._changed.wait(_FULL_WARNING_S):
+            runs_here = self._runner is None and not self._start_thread()
+            if runs_here:
+                self._runner = threading.current_thread()
+            else:
+                while not wait_for(self._changed, self._has_room, _FULL_WARNING_S, self._beat):
                     logger.warning(
                         "report() is waiting: %d checkpoints of this worker wait for the storage, which is slower "
                         "than they come; report fewer of them",
                         len(self._waiting),
                     )
+        if runs_here:
+            self._run()
+
+    def refuse_jobs(self) -> None:
+        """Refuse a call that may wait for the queue where it comes from a job, for which the queue waits.
+
+        Raises:
+            TrainError: This thread runs the jobs.
+        """
+        if self._runner is not None and self._runner is threading.current_thread():
+            raise TrainError(
+                "a checkpoint_upload_fn can neither report nor wait for checkpoints while it uploads one; "
+                "return from it, and report from the training loop"
+            )
 
     def take_failures(self) -> list[Exception]:
         """Errors of jobs that nobody has taken yet, oldest first."""
@@ -69,9 +88,14 @@ class UploadQueue:
             return failures
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all jobs have ended; False if they have not in time."""
+        """Wait until all jobs have ended; False if they have not in time.
+
+        Raises:
+            TrainError: A job waits for itself.
+        """
+        self.refuse_jobs()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._num_running, timeout_s)
+            return wait_for(self._changed, lambda: not self._waiting and not self._num_running, timeout_s, self._beat)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more jobs and wait for those that are there.
@@ -88,15 +112,32 @@ class UploadQueue:
         with self._changed:
             self._waiting.clear()
             thread = self._thread
-        if has_ended and thread is not None and thread is not threading.current_thread():
+        if has_ended and thread is not None:
             thread.join()
         return has_ended
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) <= self._max_waiting or self._is_closed
+
+    def _start_thread(self) -> bool:
+        """Begin to run the jobs behind the scenes; False where the system gives no more threads.
+
+        Then the caller runs them: a queue that nobody works on would be waited for for ever.
+        """
+        thread = threading.Thread(target=self._run, name="ray_lite-uploads", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("report() uploads by itself, no thread can be started for it: %s", error)
+            return False
+        self._runner = self._thread = thread
+        return True
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 if not self._waiting:
-                    self._thread = None
+                    self._runner = self._thread = None
                     return
                 job = self._waiting.popleft()
                 self._num_running = 1
@@ -104,9 +145,14 @@ class UploadQueue:
             failure: Exception | None = None
             try:
                 job()
-            # Whatever it is, the train function is told; the next job may do better.
-            except Exception as error:  # noqa: BLE001
-                failure = error
+            # Whatever it is, the train function is told; the next job may do better. SystemExit too: it would
+            # end this thread alone, in silence, and leave a job that counts as running for ever.
+            except BaseException as error:  # noqa: BLE001
+                if isinstance(error, Exception):
+                    failure = error
+                else:
+                    failure = UploadError(f"an upload ended with {named(error)}")
+                    failure.__cause__ = error
             with self._changed:
                 if failure is not None:
                     self._failures.append(failure)

@@ -52,7 +52,7 @@ class HolderInfo:
         return cls(
             host=socket.gethostname(),
             pid=pid,
-            process_started=_process_started(pid) or "",
+            process_started=process_started(pid) or "",
             machine=_machine(),
             boot_identity=_boot_identity(),
             user=_user(),
@@ -67,7 +67,7 @@ class HolderInfo:
     def is_alive(self) -> bool | None:
         """Whether that process lives; None when it cannot be told from here."""
         if self.machine and self.machine == _machine():
-            return _process_started(self.pid) == self.process_started
+            return process_started(self.pid) == self.process_started
         if self.boot_identity and self.boot_identity == _boot_identity() and self.acquired_at < _booted_at():
             return False
         return None
@@ -164,7 +164,7 @@ class RunLock:
             os.close(descriptor)
 
 
-def _process_started(pid: int) -> str | None:
+def process_started(pid: int) -> str | None:
     """Start time of a process; None when there is no such process (or only its remains)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
