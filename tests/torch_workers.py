@@ -24,6 +24,7 @@ def make_context(
     world_rank: int = 0,
     world_size: int = 1,
     *,
+    node_rank: int = 0,
     gpu_ids: tuple[str, ...] = (),
     resources: Mapping[str, float] | None = None,
 ) -> TrainContext:
@@ -34,6 +35,7 @@ def make_context(
             world_size=world_size,
             local_rank=world_rank,
             local_world_size=world_size,
+            node_rank=node_rank,
             resources=resources or {"CPU": 1.0},
             gpu_ids=gpu_ids,
         ),

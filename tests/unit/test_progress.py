@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_lite.train.execution.progress import ALL_COMPLETE, Progress
+from ray_lite.train.execution.progress import ALL_COMPLETE, LowestMark, Progress
 
 
 class Model:
@@ -62,11 +62,31 @@ def test_laggards_are_the_ranks_a_report_still_waits_for():
     assert progress.laggards(0) == [1]
 
 
-def test_the_cost_of_a_report_does_not_grow_with_the_number_of_ranks():
-    """Counted in steps of the bookkeeping, not in seconds: keys in the table of marks."""
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=200))
+def test_the_lowest_mark_is_the_lowest_whatever_came_and_went(steps):
+    lowest, standing = LowestMark(), []
+    for arrives, mark in steps:
+        if arrives:
+            lowest.add(mark)
+            standing.append(mark)
+        elif mark in standing:
+            lowest.remove(mark)
+            standing.remove(mark)
+        assert lowest.value == min(standing, default=ALL_COMPLETE)
+
+
+def test_a_rank_that_lags_for_long_does_not_fill_the_memory_with_the_marks_of_the_others():
+    progress = Progress(2, 0)
+    for index in range(5_000):
+        progress.reported(0, index)
+        assert progress.complete_below == 0
+        assert len(progress._lowest) <= 100
+
+
+def test_the_marks_in_memory_do_not_grow_with_the_number_of_ranks():
     progress = Progress(4_096, 0)
     for index in range(3):
         for rank in range(4_096):
             progress.reported(rank, index)
-            assert len(progress._ranks_at) <= 2
-    assert progress.complete_below == 3
+            assert progress.complete_below == (index + 1 if rank == 4_095 else index)
+            assert len(progress._lowest) <= 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import time
 import warnings
 
@@ -13,12 +14,18 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
-from torch_workers import ProcessWorkers
+from torch_workers import ProcessWorkers, make_context
 
 from ray_lite.train.context.current import current_context
 from ray_lite.train.errors import NotInTrainFunctionError, WorkerStartError
 from ray_lite.train.torch import TorchBackend, TorchConfig
-from ray_lite.train.torch.process_group import join_group, open_rendezvous
+from ray_lite.train.torch.process_group import (
+    RankPlace,
+    _gpus_of_node,
+    _tell_gpus,
+    join_group,
+    open_rendezvous,
+)
 
 
 def start(workers, **options):
@@ -113,10 +120,10 @@ def make_subgroup():
     dist.new_group([0, 1])
 
 
-def sleep_in_init(config, address, places):
+def sleep_in_init(config, address, num_nodes):
     """One rank hangs inside torch, after it has said that it is there."""
     dist.init_process_group = lambda *args, **kwargs: time.sleep(30)
-    join_group(config, address, places)
+    join_group(config, address, num_nodes)
 
 
 def test_a_rank_that_hangs_in_torch_is_named():
@@ -124,7 +131,7 @@ def test_a_rank_that_hangs_in_torch_is_named():
     config = TorchConfig(backend="gloo", timeout_s=2)
     with ProcessWorkers(3) as workers:
         places = workers.execute(open_rendezvous, config)
-        arguments = (config, places[0].address, tuple(places))
+        arguments = (config, places[0].address, 1)
         workers.send(1, sleep_in_init, *arguments)
         for rank in (0, 2):
             workers.send(rank, join_group, *arguments)
@@ -140,7 +147,7 @@ def test_a_rank_that_never_arrives_is_named():
     with ProcessWorkers(3) as workers:
         places = workers.execute(open_rendezvous, config)
         for rank in (0, 1):
-            workers.send(rank, join_group, config, places[0].address, tuple(places))
+            workers.send(rank, join_group, config, places[0].address, 1)
         for rank in (0, 1):
             _, error = workers.receive(rank)
             assert isinstance(error, WorkerStartError)
@@ -151,10 +158,60 @@ def test_a_rank_that_never_arrives_is_named():
 def test_an_unreachable_rank_0_is_an_error_that_says_where():
     with ProcessWorkers(2) as workers:
         config = TorchConfig(timeout_s=1)
-        places = workers.execute(open_rendezvous, config)
-        workers.send(1, join_group, config, ("127.0.0.1", 1), tuple(places))
+        workers.execute(open_rendezvous, config)
+        workers.send(1, join_group, config, ("127.0.0.1", 1), 1)
         _, error = workers.receive(1)
         assert "cannot reach rank 0 at 127.0.0.1:1 within 1 s" in str(error)
+
+
+def leave_store(config, address, num_nodes):
+    """Rank 0 goes away with the store while the others wait for all to arrive."""
+    os._exit(1)
+
+
+def test_a_rank_0_that_goes_away_is_not_taken_for_ranks_that_are_late():
+    config = TorchConfig(backend="gloo", timeout_s=30)
+    with ProcessWorkers(3) as workers:
+        places = workers.execute(open_rendezvous, config)
+        arguments = (config, places[0].address, 1)
+        workers.send(1, join_group, *arguments)
+        workers.send(0, leave_store, *arguments)
+        _, error = workers.receive(1)
+        assert isinstance(error, WorkerStartError)
+        assert "rank 0" in str(error)
+        assert "did not arrive" not in str(error)
+
+
+def test_ranks_of_a_node_learn_of_each_others_gpus_and_of_no_others():
+    store = dist.HashStore()
+    node = [make_context(rank, 3, gpu_ids=gpus) for rank, gpus in enumerate([("4",), ("2", "3"), ("GPU-a",)])]
+    other = make_context(0, 1, node_rank=1, gpu_ids=("7",))
+    for context in (*node, other):
+        _tell_gpus(context, store)
+    assert [_gpus_of_node(context, store) for context in node] == [[["4"], ["2", "3"], ["GPU-a"]]] * 3
+    assert _gpus_of_node(other, store) == [["7"]]
+
+
+class CountingWorkers:
+    """Takes note of what is sent to the workers."""
+
+    def __init__(self, world_size):
+        self.world_size, self.num_bytes = world_size, 0
+
+    def execute(self, fn, *args):
+        self.num_bytes += self.world_size * len(pickle.dumps(args))
+        if fn is open_rendezvous:
+            address = ("10.0.0.1", 29500)
+            return [RankPlace(rank // 8, address if rank == 0 else None) for rank in range(self.world_size)]
+        return [None] * self.world_size
+
+
+def test_what_is_sent_to_one_rank_does_not_grow_with_their_number():
+    """The places of all ranks were sent to each rank: 400 MB for 4,096 of them."""
+    few, many = CountingWorkers(8), CountingWorkers(4_096)
+    for workers in (few, many):
+        TorchBackend().on_start(workers, TorchConfig())
+    assert many.num_bytes <= (4_096 / 8) * few.num_bytes + 4_096 * 8
 
 
 def test_a_backend_that_this_torch_lacks_is_named():

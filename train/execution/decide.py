@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import TypeAlias
 
 import attrs
 
 from ..configs.failure import FailureConfig
 
-__all__ = ["Counts", "FailureKind", "NextStep", "after_failure", "order_by_cause"]
+__all__ = ["Counts", "FailureKind", "NextStep", "after_failure", "is_cascade", "order_by_cause"]
 
 MAX_START_FAILURES = 3
 """Start-ups in a row that may fail before the run gives up, whatever ``max_failures`` says."""
@@ -73,7 +74,7 @@ def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig, *, m
 
     ``max_failures=n`` means n restarts, so n + 1 attempts; -1 means no limit. The first
     restart is immediate; from the second failure in a row on that got nowhere, the wait
-    doubles: 1, 2, 4 ... at most 60 s.
+    doubles: 1, 2, 4 ... at most 60 s. With ``fail_fast`` the first failure of any kind is the last.
 
     Args:
         kind: Which budget.
@@ -83,78 +84,98 @@ def after_failure(kind: FailureKind, counts: Counts, config: FailureConfig, *, m
     """
     in_a_row = 0 if made_progress else counts.failures_without_progress + 1
     counts = attrs.evolve(counts, failures_without_progress=in_a_row)
-    delay_s = min(MAX_DELAY_S, 2.0 ** (in_a_row - 2)) if in_a_row >= 2 else 0.0
+    # The power is bounded too: with no limit of restarts it would overflow one day.
+    delay_s = min(MAX_DELAY_S, 2.0 ** min(in_a_row - 2, 10)) if in_a_row >= 2 else 0.0
     if kind is FailureKind.START:
         used = counts.start_failures_in_a_row + 1
         counts = attrs.evolve(counts, start_failures_in_a_row=used)
-        return NextStep(
-            is_restart=used < MAX_START_FAILURES,
-            counts=counts,
-            reason=f"start-up failed {used} of at most {MAX_START_FAILURES} times in a row",
-            delay_s=delay_s,
-        )
-    # The workers had started, so that start-ups are no longer failing in a row.
-    counts = counts.after_start()
-    if kind is FailureKind.PREEMPTION:
-        used, limit, name = counts.preemptions + 1, config.max_preemption_failures, "max_preemption_failures"
-        counts = attrs.evolve(counts, preemptions=used)
+        is_restart = used < MAX_START_FAILURES
+        reason = f"start-up failed {used} of at most {MAX_START_FAILURES} times in a row"
     else:
-        used, limit, name = counts.failures + 1, config.max_failures, "max_failures"
-        counts = attrs.evolve(counts, failures=used)
-    is_restart = not config.fail_fast and (limit < 0 or used <= limit)
-    allowed = "without limit" if limit < 0 else f"{name}={limit}"
-    return NextStep(is_restart=is_restart, counts=counts, reason=f"failure {used} ({allowed})", delay_s=delay_s)
+        # The workers had started, so that start-ups are no longer failing in a row.
+        counts = counts.after_start()
+        if kind is FailureKind.PREEMPTION:
+            used, limit, name = counts.preemptions + 1, config.max_preemption_failures, "max_preemption_failures"
+            counts = attrs.evolve(counts, preemptions=used)
+        else:
+            used, limit, name = counts.failures + 1, config.max_failures, "max_failures"
+            counts = attrs.evolve(counts, failures=used)
+        is_restart = limit < 0 or used <= limit
+        reason = f"failure {used} ({'without limit' if limit < 0 else f'{name}={limit}'})"
+    if config.fail_fast:
+        # Whatever the budgets say: each kind has its own, and forgetting this one let start-ups restart.
+        is_restart, reason = False, f"fail_fast={config.fail_fast!r} ends the run at the first failure"
+    return NextStep(is_restart=is_restart, counts=counts, reason=reason, delay_s=delay_s)
 
 
-_CASCADE_SIGNS = (
+# What only torch says, and only when a peer goes away or does not answer (gloo, NCCL, ``TCPStore``; torch 2.13).
+_ECHO_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+_ECHO_SIGNS = (
+    "gloo/transport",
     "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "socket closed",
+    "connection was likely closed",
     "remote process exited",
     "application timeout caused pair closure",
     "store->get",
-    "failed to connect to any address",
+    "failed to connect to any network address",
 )
+# What a user's own connection, to a database or a licence server, says just as well.
+_CONNECTION_TYPES = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+_CONNECTION_SIGNS = ("broken pipe", "connection refused", "connection reset by peer", "socket closed")
 
 
-def is_cascade(type_name: str, message: str) -> bool:
-    """Whether an exception looks like the echo of another rank's death.
+class _Group(IntEnum):
+    """Failures of one attempt, the likely cause first."""
 
-    Source:
-        What gloo, NCCL and ``TCPStore`` say when a peer goes away (torch 2.13).
-    """
-    if type_name in {
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "ConnectionResetError",
-        "BrokenPipeError",
-    }:
-        return True
-    text = message.lower()
-    return any(sign in text for sign in _CASCADE_SIGNS)
+    OWN = 0
+    DEATH = 1
+    CONNECTION = 2
+    ECHO = 3
 
 
-def order_by_cause(failures: Sequence[tuple[int, str, str, float, bool]]) -> list[int]:
-    """World ranks of failed workers, the likely culprit first.
+_Causes: TypeAlias = Sequence[tuple[str, str]]
+_Failure: TypeAlias = tuple[int, str, str, float, bool] | tuple[int, str, str, float, bool, _Causes]
 
-    An exception of the user's own comes before the death of a process, and both before
-    errors that only say that a peer is gone; among equals the earlier one, then the lower rank.
+
+def is_cascade(type_name: str, message: str, causes: _Causes = ()) -> bool:
+    """Whether an exception may be the echo of another rank's death.
 
     Args:
-        failures: ``(world_rank, type name, message, unix time, process died)`` each.
+        type_name: Its class name.
+        message: Its text.
+        causes: ``(type name, message)`` of each exception that it was raised from, or while
+            handling which: a user may wrap what the library said in an error of their own.
+    """
+    return _group_of(type_name, message, causes) is not _Group.OWN
+
+
+def _group_of(type_name: str, message: str, causes: _Causes) -> _Group:
+    group = _Group.OWN
+    for name, text in [(type_name, message), *causes]:
+        lowered = text.lower()
+        if name in _ECHO_TYPES or any(sign in lowered for sign in _ECHO_SIGNS):
+            return _Group.ECHO
+        if name in _CONNECTION_TYPES or any(sign in lowered for sign in _CONNECTION_SIGNS):
+            group = _Group.CONNECTION
+    return group
+
+
+def order_by_cause(failures: Sequence[_Failure]) -> list[int]:
+    """World ranks of failed workers, the likely culprit first.
+
+    An exception of the user's own comes before the death of a process, and both before errors
+    that only say that a peer is gone. Of these, what a connection of the user's own says too comes
+    before what only torch says: a database that refuses one rank is the cause of what gloo then
+    says on the others. Among equals the earlier one comes first, then the lower rank.
+
+    Args:
+        failures: ``(world_rank, type name, message, unix time, process died)`` each, and perhaps
+            the causes of the exception, as ``is_cascade`` takes them.
     """
 
-    def key(failure: tuple[int, str, str, float, bool]) -> tuple[int, float, int]:
-        rank, type_name, message, failed_at, has_died = failure
-        if has_died:
-            group = 1
-        elif is_cascade(type_name, message):
-            group = 2
-        else:
-            group = 0
-        return (group, failed_at, rank)
+    def key(failure: _Failure) -> tuple[_Group, float, int]:
+        rank, type_name, message, failed_at, has_died = failure[:5]
+        causes = failure[5] if len(failure) == 6 else ()
+        return (_Group.DEATH if has_died else _group_of(type_name, message, causes), failed_at, rank)
 
     return [failure[0] for failure in sorted(failures, key=key)]

@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
-__all__ = ["ALL_COMPLETE", "Progress"]
+import heapq
+
+__all__ = ["ALL_COMPLETE", "LowestMark", "Progress"]
 
 ALL_COMPLETE = 1 << 62
 """``complete_below`` once every rank has finished."""
+
+_SPARE = 64
+
+
+class LowestMark:
+    """The lowest of the marks at which many stand.
+
+    A step costs the same however many stand there, and at most the logarithm of the number of
+    different marks: a look at all of them for each report made the cost of a report grow with the
+    number of ranks.
+    """
+
+    def __init__(self) -> None:
+        self._num_at: dict[int, int] = {}
+        # Each mark in use is in the heap; one that is no longer in use goes when it comes to the top.
+        self._heap: list[int] = []
+
+    @property
+    def value(self) -> int:
+        """The lowest mark; ``ALL_COMPLETE`` when nobody stands anywhere."""
+        while self._heap and self._heap[0] not in self._num_at:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else ALL_COMPLETE
+
+    def __len__(self) -> int:
+        """How many different marks are held in memory."""
+        return len(self._heap)
+
+    def add(self, mark: int, count: int = 1) -> None:
+        """``count`` more stand at ``mark``."""
+        if mark not in self._num_at:
+            heapq.heappush(self._heap, mark)
+        self._num_at[mark] = self._num_at.get(mark, 0) + count
+        if len(self._heap) > 2 * len(self._num_at) + _SPARE:
+            # One that lags for long would keep the marks of all others alive.
+            self._heap = sorted(self._num_at)
+
+    def remove(self, mark: int) -> None:
+        """One that stood at ``mark`` has left."""
+        self._num_at[mark] -= 1
+        if not self._num_at[mark]:
+            del self._num_at[mark]
 
 
 class Progress:
     """Counts the reports of each rank.
 
     Report *i* is complete when each rank has made it, with its files durable, or has
-    finished. The cost of an event does not depend on the number of ranks.
+    finished. The cost of an event does not grow with the number of ranks.
 
     Args:
         world_size: Ranks in the group, >= 1.
@@ -24,14 +68,13 @@ class Progress:
         self._pending: list[set[int]] = [set() for _ in range(world_size)]
         self._mark = [first_index] * world_size
         self._is_finished = [False] * world_size
-        # How many unfinished ranks stand at each mark; its lowest key is the answer.
-        self._ranks_at: dict[int, int] = {first_index: world_size}
-        self._low = first_index
+        self._lowest = LowestMark()
+        self._lowest.add(first_index, world_size)
 
     @property
     def complete_below(self) -> int:
         """Every report with a lower number is complete; ``ALL_COMPLETE`` when all ranks have finished."""
-        return self._low
+        return self._lowest.value
 
     def num_reports(self, world_rank: int) -> int:
         """The number that the next report of this rank will have."""
@@ -80,10 +123,5 @@ class Progress:
         if new == old:
             return
         self._mark[world_rank] = new
-        self._ranks_at[old] -= 1
-        if not self._ranks_at[old]:
-            del self._ranks_at[old]
-        self._ranks_at[new] = self._ranks_at.get(new, 0) + 1
-        if old == self._low and old not in self._ranks_at:
-            # The next mark is nearly always the next number; a look at all keys is the rare case.
-            self._low = old + 1 if old + 1 in self._ranks_at else min(self._ranks_at)
+        self._lowest.remove(old)
+        self._lowest.add(new)

@@ -31,7 +31,8 @@ class TorchBackend(Backend):
         # that have not finished `import torch` do it side by side.
         places = worker_group.execute(open_rendezvous, backend_config)
         address = next(place.address for place in places if place.address is not None)
-        worker_group.execute(join_group, backend_config, address, tuple(places))
+        # Small whatever the size of the group: it is sent once per rank.
+        worker_group.execute(join_group, backend_config, address, len({place.node_rank for place in places}))
 
     def on_shutdown(self, worker_group: WorkerGroupHandle, backend_config: TorchConfig) -> None:
         """Destroy the process group on every rank that still has one."""

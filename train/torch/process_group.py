@@ -6,6 +6,7 @@ torch is imported inside the functions: the controller imports this module to na
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 import sys
@@ -37,22 +38,22 @@ _ARRIVAL_TIMEOUT_S = 120.0
 _DESTROY_TIMEOUT_S = 10.0
 # How long ranks that failed wait for the others to say that they failed too.
 _SETTLE_S = 1.0
+# How long they wait for the one that looks who is missing.
+_LOOK_S = 5.0
 
 _STEP = "making the torch process group"
 
 
 @attrs.frozen
 class RankPlace:
-    """Where one rank is, as the others need to know it.
+    """Where one rank is.
 
     Attributes:
         node_rank: Its node's index.
-        gpu_ids: GPUs assigned to it, as Ray gives them.
         address: Host and port where the ranks meet; only rank 0 has one.
     """
 
     node_rank: int
-    gpu_ids: tuple[str, ...]
     address: tuple[str, int] | None = None
 
 
@@ -130,7 +131,7 @@ def open_rendezvous(config: TorchConfig) -> RankPlace:
     forget_group()
     _membership = _Membership()
     _set_num_threads(context, _membership)
-    place = RankPlace(context.get_node_rank(), tuple(context.get_assigned_gpu_ids()))
+    place = RankPlace(context.get_node_rank())
     if context.get_world_rank() != 0:
         return place
     host = _own_host(context)
@@ -183,13 +184,16 @@ def _env_at_start() -> str | None:
     return values[0] if values else None
 
 
-def join_group(config: TorchConfig, address: tuple[str, int], places: Sequence[RankPlace]) -> None:
+def join_group(config: TorchConfig, address: tuple[str, int], num_nodes: int) -> None:
     """Second round, on every rank at once: join the process group.
+
+    What ranks need to know of each other they say through the store: sent along with this call
+    for all ranks to each rank, it was 400 MB for 4,096 of them.
 
     Args:
         config: Backend, timeout, and whether to set ``MASTER_ADDR`` and ``MASTER_PORT``.
         address: Where rank 0 listens.
-        places: All ranks' answers of the first round, in rank order.
+        num_nodes: Nodes of the whole group.
 
     Raises:
         WorkerStartError: Rank 0 cannot be reached, a rank is missing (it is named), or the
@@ -207,34 +211,39 @@ def join_group(config: TorchConfig, address: tuple[str, int], places: Sequence[R
     use_gpu = context.get_resources().get("GPU", 0.0) > 0
     backend = config.resolve(use_gpu)
     _check_usable(backend)
-    membership.set_env(_rank_variables(context, places))
+    membership.set_env(_rank_variables(context, num_nodes))
     if config.init_method == "env":
         membership.set_env({"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])})
+    # Only in local mode: the user's script made a group of its own, and keeps it.
+    has_own_group = dist.is_initialized()
+    store = membership.store
+    if not has_own_group:
+        if store is None:
+            store = membership.store = _connect(address, config.timeout_s)
+        _tell_gpus(context, store)
+        _wait_for_all(store, rank, world_size, min(config.timeout_s, _ARRIVAL_TIMEOUT_S))
     if use_gpu:
-        _share_gpus_of_node(context, places, membership)
+        _share_gpus_of_node(context, None if has_own_group else store, membership)
     device = get_device()
     # Hugging Face's accelerate would otherwise take the local rank for a device index.
     membership.set_env({"ACCELERATE_TORCH_DEVICE": str(device)})
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if dist.is_initialized():
-        # Only in local mode: the user's script made a group of its own, and keeps it.
+    if has_own_group:
         return
-    if membership.store is None:
-        membership.store = _connect(address, config.timeout_s)
-    _wait_for_all(membership.store, rank, world_size, min(config.timeout_s, _ARRIVAL_TIMEOUT_S))
+    assert store is not None
     try:
         dist.init_process_group(
             backend,
-            store=membership.store,
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=datetime.timedelta(seconds=config.timeout_s),
         )
     except Exception as error:
-        raise _explained(error, membership.store, rank, world_size, config) from error
+        raise _explained(error, store, rank, world_size, config) from error
     membership.is_member = True
-    membership.store.set(f"ray_lite/done/{rank}", "")
+    _say("done", store, rank, world_size)
 
 
 def _check_usable(backend: str) -> None:
@@ -251,7 +260,7 @@ def _check_usable(backend: str) -> None:
             )
 
 
-def _rank_variables(context: TrainContext, places: Sequence[RankPlace]) -> dict[str, str | None]:
+def _rank_variables(context: TrainContext, num_nodes: int) -> dict[str, str | None]:
     """The variables that torchrun sets, so that libraries written for it find their ranks.
 
     Those of torchrun's agent are taken away: a driver that torchrun started would hand them
@@ -261,7 +270,6 @@ def _rank_variables(context: TrainContext, places: Sequence[RankPlace]) -> dict[
         https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     rank, world_size = str(context.get_world_rank()), str(context.get_world_size())
-    num_nodes = len({place.node_rank for place in places})
     return {
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -277,16 +285,34 @@ def _rank_variables(context: TrainContext, places: Sequence[RankPlace]) -> dict[
     }
 
 
-def _share_gpus_of_node(context: TrainContext, places: Sequence[RankPlace], membership: _Membership) -> None:
-    """Let this worker see the GPUs of all workers on its node: NCCL needs that for direct copies between them."""
+def _tell_gpus(context: TrainContext, store: dist.Store) -> None:
+    """Tell the ranks of this node which GPUs this one has; before it says that it is there."""
+    key = f"ray_lite/gpus/{context.get_node_rank()}/{context.get_local_rank()}"
+    store.set(key, json.dumps(context.get_assigned_gpu_ids()))
+
+
+def _gpus_of_node(context: TrainContext, store: dist.Store) -> list[list[str]]:
+    """GPU ids of each rank on this node, by local rank; all have told theirs."""
+    keys = [f"ray_lite/gpus/{context.get_node_rank()}/{local}" for local in range(context.get_local_world_size())]
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def _share_gpus_of_node(context: TrainContext, store: dist.Store | None, membership: _Membership) -> None:
+    """Let this worker see the GPUs of all workers on its node: NCCL needs that for direct copies between them.
+
+    Args:
+        context: This rank's.
+        store: Where all ranks have told theirs; None where this is the only one.
+        membership: Takes note of what changes.
+    """
     import torch
 
     if torch.cuda.is_initialized():
         # Too late: CUDA has read the variable, and the device numbers follow what it read.
         return
-    own_node = [place.gpu_ids for place in places if place.node_rank == context.get_node_rank()]
+    of_node = [context.get_assigned_gpu_ids()] if store is None else _gpus_of_node(context, store)
     variable = visible_devices_variable(os.environ, is_rocm=torch.version.hip is not None)
-    shared = shared_visible_devices(own_node, os.environ.get(variable))
+    shared = shared_visible_devices(of_node, os.environ.get(variable))
     if shared is not None:
         membership.set_env({variable: shared})
 
@@ -307,18 +333,56 @@ def _connect(address: tuple[str, int], timeout_s: float) -> dist.Store:
     return store
 
 
+def _say(word: str, store: dist.Store, rank: int, world_size: int) -> None:
+    """Tell the others that this rank has come as far as ``word``."""
+    store.set(f"ray_lite/{word}/{rank}", "")
+    # The last tells that all have: one key to wait for, not one per rank.
+    if store.add(f"ray_lite/{word}/count", 1) == world_size:
+        store.set(f"ray_lite/{word}/all", "")
+
+
+def _missing(word: str, store: dist.Store, world_size: int) -> str:
+    """The ranks that have not said ``word``, for messages.
+
+    One rank looks and tells the others: when each of 4,096 asked for each, rank 0 had 16 million answers to give.
+
+    Raises:
+        RuntimeError: The store is gone, and rank 0 with it.
+    """
+    answer = f"ray_lite/{word}/missing"
+    if store.add(f"ray_lite/{word}/looks", 1) > 1:
+        try:
+            store.wait([answer], datetime.timedelta(seconds=_LOOK_S))
+            return store.get(answer).decode()
+        except RuntimeError as error:
+            logger.debug("the rank that looks who is missing does not answer: %s", error)
+    missing = _named(_absent([f"ray_lite/{word}/{rank}" for rank in range(world_size)], store))
+    store.set(answer, missing)
+    return missing
+
+
+def _absent(keys: Sequence[str], store: dist.Store, first: int = 0) -> list[int]:
+    """Positions, counted from ``first``, of the keys that the store lacks; few questions where few are missing."""
+    if store.check(list(keys)):
+        return []
+    if len(keys) == 1:
+        return [first]
+    half = len(keys) // 2
+    return [*_absent(keys[:half], store, first), *_absent(keys[half:], store, first + half)]
+
+
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-    store.set(f"ray_lite/here/{rank}", "")
-    # The last to arrive tells the others: one key to wait for, not one per rank.
-    if store.add("ray_lite/arrived", 1) == world_size:
-        store.set("ray_lite/all", "")
+    _say("here", store, rank, world_size)
     try:
-        store.wait(["ray_lite/all"], datetime.timedelta(seconds=timeout_s))
+        store.wait(["ray_lite/here/all"], datetime.timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        missing = [other for other in range(world_size) if not store.check([f"ray_lite/here/{other}"])]
+        try:
+            missing = _missing("here", store, world_size)
+        except RuntimeError:
+            raise WorkerStartError(_STEP, f"rank 0, where the ranks meet, went away ({error})") from error
         raise WorkerStartError(
             _STEP,
-            f"{_named(missing)} did not arrive within {timeout_s:g} s; look at the log of that worker, "
+            f"{missing} did not arrive within {timeout_s:g} s; look at the log of that worker, "
             "or increase TorchConfig(timeout_s=...)",
         ) from error
 
@@ -329,15 +393,13 @@ def _explained(
     """The error for a group that could not be made; names the ranks that neither joined nor failed."""
     detail = f"{type(error).__name__}: {error}"
     try:
-        store.set(f"ray_lite/done/{rank}", "")
-        others = [f"ray_lite/done/{other}" for other in range(world_size)]
+        _say("done", store, rank, world_size)
         try:
-            store.wait(others, datetime.timedelta(seconds=_SETTLE_S))
+            store.wait(["ray_lite/done/all"], datetime.timedelta(seconds=_SETTLE_S))
         except RuntimeError:
-            silent = [other for other, key in enumerate(others) if not store.check([key])]
             detail = (
-                f"{_named(silent)} did not answer within TorchConfig(timeout_s={config.timeout_s:g}); "
-                f"look at the log of that worker ({detail})"
+                f"{_missing('done', store, world_size)} did not answer within "
+                f"TorchConfig(timeout_s={config.timeout_s:g}); look at the log of that worker ({detail})"
             )
     except RuntimeError as unreachable:
         # Rank 0 is gone and the store with it; what went wrong first says more.
@@ -346,6 +408,8 @@ def _explained(
 
 
 def _named(ranks: Sequence[int]) -> str:
+    if not ranks:  # they came while they were looked for
+        return "some rank"
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
 
