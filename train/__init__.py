@@ -137,6 +137,8 @@ _HOMES = {
     "RayLiteDeprecationWarning": "errors",
 }
 _SUBPACKAGES = ("collective", "torch")
+# What Ray Train's users look for here too.
+_TORCH_NAMES = ("TorchTrainer", "TorchConfig", "prepare_model", "prepare_data_loader", "get_device")
 
 __all__ = [
     "Backend",
@@ -202,13 +204,25 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     # Tracebacks, reprs and docs give the name that users import.
     if getattr(value, "__module__", "").startswith(f"{__name__}."):
         value.__module__ = __name__
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    # Tools ask for many names that begin so; they want a quick no.
+    if name.startswith("_"):
+        return ""
+    import difflib
+
+    if name in _TORCH_NAMES:
+        return f"; it is {__name__}.torch.{name}"
+    near = difflib.get_close_matches(name, __all__, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def __dir__() -> list[str]:

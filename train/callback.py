@@ -70,7 +70,7 @@ class Callback:
         """A checkpoint has been committed; ``metrics`` are rank 0's."""
 
     def after_exception(self, run_context: RunContext, worker_exceptions: Mapping[int, BaseException]) -> None:
-        """An attempt has failed: world rank → exception."""
+        """An attempt has failed: world rank → exception, the likely cause first."""
 
     def on_restart(self, run_context: RunContext, attempt: int, reason: str) -> None:
         """Attempt number ``attempt`` has failed and the next one starts."""

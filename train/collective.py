@@ -27,6 +27,7 @@ def barrier(*, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
     Raises:
         NotInTrainFunctionError: Not called inside a train function.
+        ConfigError: ``timeout_s`` is no number of seconds > 0.
         CollectiveError: Ranks are missing after ``timeout_s``, have finished, or made another
             call; the text names them.
     """
@@ -43,6 +44,7 @@ def broadcast_from_rank_zero(data: T, *, timeout_s: float = DEFAULT_TIMEOUT_S) -
 
     Raises:
         NotInTrainFunctionError: Not called inside a train function.
+        ConfigError: ``timeout_s`` is no number of seconds > 0.
         CollectiveError: Ranks are missing after ``timeout_s``, have finished, or made another
             call; or rank 0's object cannot be pickled.
     """

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,23 @@ import attrs
 from .callback import RunContext
 from .configs import DataConfig, RunConfig, ScalingConfig
 from .configs._options import expect_config
+from .context.preemption import DEFAULT_GRACE_S
 from .data.sources import check_datasets
-from .errors import DOCUMENT, ConfigError, ConfigTypeError, ControllerError, TrainError, WorkerGroupError, explained
+from .errors import (
+    DOCUMENT,
+    ConfigError,
+    ConfigTypeError,
+    ControllerError,
+    StorageError,
+    TrainError,
+    WorkerGroupError,
+    explained,
+)
 from .execution.backend import BackendConfig
+from .execution.controller_deaths import ControllerDeaths
 from .execution.datasets import pack_datasets
 from .execution.decide import Counts
-from .execution.failures import build_error, restore_exception
+from .execution.failures import build_error, culprit_first, restore_exception
 from .execution.fresh import fresh_name
 from .execution.ledger import Ledger
 from .execution.messages import (
@@ -48,8 +61,6 @@ __all__ = ["DataParallelTrainer"]
 logger = logging.getLogger("ray_lite.train")
 
 _INTERRUPT_TIMEOUT_S = 10.0
-_SIGTERM_GRACE_S = 30.0
-_MAX_CONTROLLER_DEATHS_WITHOUT_PROGRESS = 3
 
 
 class DataParallelTrainer:
@@ -119,7 +130,8 @@ class DataParallelTrainer:
             WorkerGroupError: A train function raised or a worker died, and no restart was
                 left. ``__cause__`` is the user's exception, ``.result`` what was saved.
             TrainFunctionError: The function captures something that cannot be pickled.
-            StorageError: The storage path cannot be used; no worker has started.
+            StorageError: The storage path cannot be used, or ``resume_from_checkpoint`` is not there; no worker
+                has started.
             ResourcesError: The workers can never fit on this cluster.
             KeyboardInterrupt: Ctrl-C; the workers are gone and their room is given back.
         """
@@ -148,8 +160,9 @@ class _Run:
         self._callbacks = list(config.callbacks)
         self._controller: Any = None
         self._first_group: WorkerGroup | None = None
-        self._last_failures: tuple[Any, ...] = ()
-        self._num_attempts = 0
+        # Kept here, so that a controller that takes over goes on counting.
+        self._counts = Counts()
+        self._num_attempts = self._num_commits = 0
         self._context = RunContext(
             run_id=self._run_id,
             path=self._store.path,
@@ -177,7 +190,9 @@ class _Run:
     def _fit_here(self) -> tuple[RunEnd, Any, BaseException | None]:
         from .execution.local import run_locally
 
-        shipments = self._pack(put=lambda value: value, world_size=1)
+        self._check_start()
+
+        shipments = self._pack(put=lambda value: value)
         spec = self._spec(function=None, datasets=shipments)
         ledger = Ledger(
             self._store,
@@ -205,6 +220,7 @@ class _Run:
                 "or an object store, or num_workers=0"
             )
         self._store.check_writable()
+        self._check_start()
 
         import ray
 
@@ -212,32 +228,45 @@ class _Run:
         from .execution.probe import check_client_storage
         from .execution.worker_group import check_room, remove_rooms
 
-        connect(self._scaling, self._trainer.backend_config.preload_modules)
-        check_client_storage(self._root.child(self._store.name))
-        check_room(self._scaling)
-        try:
-            group = self._start_first_group()
-            spec = self._spec(
-                function=ray.put(function), datasets=self._pack(put=ray.put, world_size=self._scaling.max_workers)
-            )
-            self._call("on_run_start")
-            end = self._direct(spec, group)
-            value = None
-            if end.value is not None:
-                value, problem = _fetch_value(end.value)
-                if problem is not None:
-                    logger.warning("%s; result.return_value is None", problem)
-            if self._controller is not None:
-                ray.kill(self._controller)
-        except BaseException:
-            # Ctrl-C may come between any two lines: what was taken is looked up, not remembered.
-            _give_back(self._first_group)
-            with contextlib.suppress(Exception):
+        with connect(self._scaling, self._trainer.backend_config.preload_modules):
+            _put_back_sigterm()
+            check_client_storage(self._root.child(self._store.name))
+            check_room(self._scaling)
+            try:
+                group = self._start_first_group()
+                spec = self._spec(function=ray.put(function), datasets=self._pack(put=ray.put))
+                self._call("on_run_start")
+                end = self._direct(spec, group)
+                value = None
+                if end.value is not None:
+                    value, problem = _fetch_value(end.value)
+                    if problem is not None:
+                        logger.warning("%s; result.return_value is None", problem)
                 if self._controller is not None:
                     ray.kill(self._controller)
-                remove_rooms(self._run_id)
-            raise
+            except BaseException:
+                # Ctrl-C may come between any two lines: what was taken is looked up, not remembered.
+                _give_back(self._first_group)
+                with contextlib.suppress(Exception):
+                    if self._controller is not None:
+                        ray.kill(self._controller)
+                    remove_rooms(self._run_id)
+                raise
+            finally:
+                # The traceback of an exception that somebody keeps would hold on to what lies in the cluster.
+                self._first_group = self._controller = None
         return end, value, None
+
+    def _check_start(self) -> None:
+        """See that the checkpoint to start from is there; the workers would only find out when they read it.
+
+        Raises:
+            CheckpointNotFoundError: It is not.
+        """
+        start = self._trainer._start_checkpoint
+        # A run that has checkpoints of its own goes on from those.
+        if start is not None and not self._store.list_checkpoints():
+            start.files()
 
     def _start_first_group(self) -> WorkerGroup | None:
         """Ask for the first workers at once: they come up while the controller does.
@@ -266,13 +295,13 @@ class _Run:
         import ray
         from ray.exceptions import RayActorError
 
+        from .execution.exits import death_detail
         from .execution.worker_group import remove_rooms
 
-        deaths = deaths_without_progress = 0
-        counts = Counts()
+        deaths = ControllerDeaths()
         while True:
-            attempts_before = self._num_attempts
-            controller = self._controller = self._start_controller(spec, counts, group)
+            attempts_before, commits_before = self._num_attempts, self._num_commits
+            controller = self._controller = self._start_controller(spec, self._counts, group)
             running = controller.run.remote()
             try:
                 return self._follow(controller)
@@ -280,13 +309,19 @@ class _Run:
                 _give_back(group)
                 group = None
                 remove_rooms(self._run_id)
-                deaths += 1
-                deaths_without_progress = 0 if self._num_attempts > attempts_before else deaths_without_progress + 1
+                deaths = deaths.one_more(
+                    has_started=self._num_attempts > attempts_before, has_committed=self._num_commits > commits_before
+                )
                 limit = self._config.failure_config.controller_failure_limit
-                if (0 <= limit < deaths) or deaths_without_progress >= _MAX_CONTROLLER_DEATHS_WITHOUT_PROGRESS:
-                    reason = f"the controller of the run died {deaths} times: {error}"
-                    return RunEnd(state="failed", reason=reason, error=error)
-                logger.warning("the controller of the run died, starting a new one (%s)", error)
+                allowed = "without limit" if limit < 0 else f"controller_failure_limit={limit}"
+                what = f"the controller of the run died: {death_detail(str(error))}; death {deaths.total} ({allowed})"
+                if not deaths.may_restart(limit):
+                    if deaths.without_attempt:
+                        what += f", {deaths.without_attempt} in a row before any worker had started"
+                    return RunEnd(state="failed", reason=what, error=error)
+                after = f" in {deaths.delay_s:.0f} s, as it gets nowhere" if deaths.delay_s else ""
+                logger.warning("%s", explained(f"{what}; a new one starts{after}"))
+                threading.Event().wait(deaths.delay_s)
                 # By now there is a run of this name, and it is this one.
                 spec = attrs.evolve(spec, resume="auto")
             except BaseException as error:
@@ -294,7 +329,7 @@ class _Run:
                 # as SystemExit from Ray's handler, and leaves the train functions time to save.
                 grace_s = 0.0
                 if isinstance(error, SystemExit):
-                    grace_s = self._config.failure_config.preemption_grace_s or _SIGTERM_GRACE_S
+                    grace_s = self._config.failure_config.preemption_grace_s or DEFAULT_GRACE_S
                 with contextlib.suppress(Exception):
                     ray.get(controller.stop.remote(grace_s), timeout=grace_s + _INTERRUPT_TIMEOUT_S)
                 with contextlib.suppress(Exception):
@@ -342,11 +377,14 @@ class _Run:
             elif isinstance(event, ReportCompleted):
                 self._on_report(event)
             elif isinstance(event, CheckpointCommitted):
+                self._num_commits += 1
                 self._call("after_checkpoint", event.checkpoint, dict(event.metrics))
             elif isinstance(event, AttemptFailed):
-                self._last_failures = event.failures
+                self._counts = event.counts
                 if self._callbacks:
-                    self._call("after_exception", {f.world_rank: restore_exception(f) for f in event.failures})
+                    by_rank = {f.world_rank: f for f in event.failures}
+                    exceptions = {rank: restore_exception(by_rank[rank]) for rank in culprit_first(event.failures)}
+                    self._call("after_exception", exceptions)
                 if event.is_restart:
                     self._call("on_restart", event.attempt, event.reason)
 
@@ -397,23 +435,27 @@ class _Run:
             },
         )
 
-    def _pack(self, *, put: Callable[[Any], Any], world_size: int) -> dict[str, DatasetShipment]:
-        return pack_datasets(
-            self._trainer._sources,
-            remainder=self._trainer.dataset_config.remainder,
-            world_size=world_size,
-            put=put,
-        )
+    def _pack(self, *, put: Callable[[Any], Any]) -> dict[str, DatasetShipment]:
+        return pack_datasets(self._trainer._sources, remainder=self._trainer.dataset_config.remainder, put=put)
 
     def _result(self, end: RunEnd, value: Any) -> Result:
-        record = self._store.read_record()
-        checkpoints = [
-            (self._store.open_checkpoint(committed), dict(committed.manifest.metrics))
-            for committed in self._store.list_checkpoints()
-        ]
+        metrics = end.metrics
+        checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = []
+        try:
+            if metrics is None:
+                # The controller could not say: it died.
+                record = self._store.read_record()
+                metrics = None if record is None else record.metrics
+            checkpoints = [
+                (self._store.open_checkpoint(committed), dict(committed.manifest.metrics))
+                for committed in self._store.list_checkpoints()
+            ]
+        except StorageError as error:
+            # The training is over: what it returned must not be lost for a last look at its storage.
+            logger.warning("%s", explained(f"{error}; the result lacks the checkpoints that lie there"))
         return build_result(
             self._store,
-            metrics=None if record is None else record.metrics,
+            metrics=metrics,
             checkpoints=checkpoints,
             score_attribute=self._config.checkpoint_config.checkpoint_score_attribute,
             score_order=self._config.checkpoint_config.checkpoint_score_order,
@@ -455,6 +497,18 @@ def _controller_class() -> Any:
     from .execution.controller import Controller
 
     return ray.remote(Controller)
+
+
+def _put_back_sigterm() -> None:
+    """Let SIGTERM reach its Python handler (Ray's, or the user's) again, and nothing else.
+
+    ``ray.init()`` (2.60) leaves a handler of C++'s in its place, which calls that of Python and aborts the
+    process three seconds later, while the train functions still save.
+    """
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _give_back(group: WorkerGroup | None) -> None:

@@ -43,20 +43,15 @@ CAUSES = {
 
 
 class Case(NamedTuple):
-    world_size: int
     victim: int
     how: str
     round: int
 
 
-def cases(rng: random.Random, count: int) -> list[Case]:
-    """Random sizes and ranks; each way to fail in turn, hangs (which take seconds) half as often."""
+def cases(rng: random.Random, world_size: int, count: int) -> list[Case]:
+    """Random ranks and moments; each way to fail in turn, hangs (which take seconds) half as often."""
     ways = [*CAUSES, *(way for way in CAUSES if CAUSES[way] != "hangs")]
-    found = []
-    for number in range(count):
-        world_size = rng.randint(2, 4)
-        found.append(Case(world_size, rng.randrange(world_size), ways[number % len(ways)], rng.randrange(4)))
-    return found
+    return [Case(rng.randrange(world_size), ways[number % len(ways)], rng.randrange(4)) for number in range(count)]
 
 
 def fail(how: str) -> None:
@@ -119,8 +114,11 @@ def linked() -> Iterator[Link]:
 
 
 def train_linked(config: dict[str, Any]) -> None:
-    """Sum and report until the victim fails."""
-    case = Case(*config["case"])
+    """Sum and report until the victim of this attempt's case fails; an attempt more than there are cases returns."""
+    attempt = train.get_context().get_attempt()
+    if attempt > len(config["cases"]):
+        return
+    case = Case(*config["cases"][attempt - 1])
     rank = train.get_context().get_world_rank()
     with linked() as link:
         for i in range(6):
@@ -136,7 +134,10 @@ def train_gloo(config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    case = Case(*config["case"])
+    attempt = train.get_context().get_attempt()
+    if attempt > len(config["cases"]):
+        return
+    case = Case(*config["cases"][attempt - 1])
     rank = train.get_context().get_world_rank()
     for i in range(6):
         total = torch.tensor([float(rank)])

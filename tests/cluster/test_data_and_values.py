@@ -6,10 +6,20 @@ import threading
 
 import numpy as np
 import pytest
+from clusters import living_actors
 from helpers import folder_with, note, notes, rank
+from waiting import wait_until
 
 from ray_lite import train
-from ray_lite.train import DataConfig, DatasetNotFoundError, TrainFunctionError, WorkerGroupError
+from ray_lite.train import (
+    ConfigError,
+    DataConfig,
+    DatasetNotFoundError,
+    FailureConfig,
+    ScalingConfig,
+    TrainFunctionError,
+    WorkerGroupError,
+)
 from ray_lite.train.torch import TorchTrainer
 
 
@@ -73,6 +83,138 @@ def test_shards_need_no_cpu_and_no_barrier(fit):
             assert len(train.get_dataset_shard("train")) == 1
 
     fit(fn, n=4, ds={"train": range(4)})
+
+
+class Stream:
+    """Splits itself as Ray Data does, and notes down for how many ranks, and where they are."""
+
+    def __init__(self, scratch, num_rows=24) -> None:
+        self.scratch, self.num_rows = str(scratch), num_rows
+
+    def streaming_split(self, n, *, equal, locality_hints):
+        note(self.scratch, "splits", [n, locality_hints])
+        # Each row can be read once, as from a stream.
+        return [iter(range(start, self.num_rows, n)) for start in range(n)]
+
+
+def test_each_attempt_reads_new_parts_of_a_dataset_that_splits_itself(fit, scratch):
+    """The rows that the first attempt had read were missing in the second."""
+    import ray
+
+    def fn(config):
+        shard, attempt = train.get_dataset_shard("train"), train.get_context().get_attempt()
+        rows = [next(shard) for _ in range(3)]
+        if attempt == 1:
+            raise ValueError("in the middle of the first epoch")
+        note(config["scratch"], "rows", [attempt, *rows, *shard])
+
+    fit(fn, cfg={"scratch": str(scratch)}, ds={"train": Stream(scratch)}, fc=FailureConfig(max_failures=1))
+    here = ray.get_runtime_context().get_node_id()
+    assert notes(scratch, "splits") == [[2, [here, here]]] * 2
+    assert sorted(notes(scratch, "rows")) == [[2, *range(0, 24, 2)], [2, *range(1, 24, 2)]]
+
+
+def test_an_elastic_attempt_has_as_many_parts_as_ranks(fit, scratch):
+    """There were parts for ``max_workers``, and nobody read those of the workers that found no room."""
+    import ray
+
+    holder = ray.remote(num_cpus=2)(Holder).options(name="holder").remote()
+    ray.get(holder.is_up.remote())
+
+    def fn(config):
+        world_size = train.get_context().get_world_size()
+        note(config["scratch"], "rows", [world_size, *train.get_dataset_shard("train")])
+        if world_size == 2:
+            train.collective.barrier()
+            if rank() == 0:
+                ray.kill(ray.get_actor("holder"))
+                wait_until(lambda: ray.available_resources().get("CPU", 0) >= 2, "the room of the holder is free")
+            train.collective.barrier()
+            raise ValueError("now there is room for more")
+
+    fit(
+        fn,
+        cfg={"scratch": str(scratch)},
+        ds={"train": Stream(scratch)},
+        fc=FailureConfig(max_failures=1),
+        scaling=ScalingConfig(num_workers=(1, 4)),
+    )
+    assert [n for n, _ in notes(scratch, "splits")] == [2, 4]
+    rows = notes(scratch, "rows")
+    assert sorted(part for part in rows if part[0] == 2) == [[2, *range(start, 24, 2)] for start in range(2)]
+    assert sorted(part for part in rows if part[0] == 4) == [[4, *range(start, 24, 4)] for start in range(4)]
+
+
+class Holder:
+    """Takes room away."""
+
+    def is_up(self) -> bool:
+        return True
+
+
+class Broken:
+    def split(self, n):
+        raise OSError("no such bucket")
+
+
+def test_a_split_that_raises_ends_the_start_up_and_names_the_dataset(fit):
+    with pytest.raises(WorkerGroupError, match="dataset 'train' could not be split among 2 workers: OSError") as caught:
+        fit(lambda: None, ds={"val": [1, 2], "train": Broken()})
+    assert isinstance(caught.value.__cause__, ConfigError)
+    assert "splitting the datasets" in str(caught.value)
+    assert 'raise OSError("no such bucket")' in str(caught.value)
+
+
+def test_a_dataset_that_cannot_be_sent_to_where_it_is_split_is_refused(fit, scratch):
+    dataset = Stream(scratch)
+    dataset.lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"dataset 'train' .*lock"):
+        fit(lambda: None, ds={"train": dataset})
+    assert notes(scratch, "splits") == []
+
+
+@pytest.fixture
+def ray_data(no_leaks):
+    """Ray Data; the actors that it keeps for the whole cluster end with the test."""
+    pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow: pip install 'ray[data]'")
+    import ray
+    import ray.data
+
+    yield ray.data
+    wait_until(lambda: "SplitCoordinator" not in living_actors(), f"no dataset is being read: {living_actors()}")
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        ray.kill(ray.get_actor(**actor))
+
+
+# Ray Data (2.60) sets options of its own that it has deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ray_data_is_read_whole_after_a_failure_and_by_fewer_workers_than_there_may_be(ray_data, fit, scratch):
+    """Its parts wait for each other, those of ranks that died or never were included: both hung for ever."""
+
+    def fn(config):
+        c = train.get_context()
+        if c.get_attempt() == 1 and rank() == 0:
+            wait_until(lambda: notes(config["scratch"], "begun"), "the other rank begins, and waits for this one")
+            raise ValueError("before the first epoch has begun")
+        note(config["scratch"], "begun", rank())
+        for epoch in range(2):
+            ids = [int(row["id"]) for row in train.get_dataset_shard("train").iter_rows()]
+            note(config["scratch"], "ids", [c.get_attempt(), c.get_world_size(), epoch, ids])
+
+    fit(
+        fn,
+        cfg={"scratch": str(scratch)},
+        ds={"train": ray_data.range(40, override_num_blocks=4)},
+        fc=FailureConfig(max_failures=1),
+        # Two of at most four: one CPU is left to read with.
+        scaling=ScalingConfig(num_workers=(1, 4), resources_per_worker={"CPU": 1.5}),
+    )
+    parts = notes(scratch, "ids")
+    assert sorted(part[:3] for part in parts) == [[2, 2, 0], [2, 2, 0], [2, 2, 1], [2, 2, 1]]
+    for epoch in range(2):
+        shards = [ids for *_, number, ids in parts if number == epoch]
+        assert [len(ids) for ids in shards] == [20, 20]
+        assert sorted(row for ids in shards for row in ids) == list(range(40))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
+
+from ray_lite import train
 
 HERE = Path(__file__).resolve().parent
 
@@ -60,6 +64,13 @@ def processes_in_session(session: int, *, without: str = "") -> list[int]:
     return found
 
 
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """A place for Ray's files where no other cluster of this machine is found; short, because sockets lie there."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
 EMBEDDED = """
 def fn():
     import torch.distributed as dist
@@ -77,13 +88,177 @@ if __name__ == "__main__":
 """
 
 
-def test_without_ray_running_fit_starts_a_cluster_with_the_cpus_asked_for_and_ends_it_with_the_process(tmp_path):
+def test_without_ray_running_fit_starts_a_cluster_with_the_cpus_asked_for_and_ends_it_with_the_process(
+    tmp_path, ray_folder
+):
     num_workers = (os.cpu_count() or 1) + 1
-    process = start(script(tmp_path, EMBEDDED), str(tmp_path / "runs"), str(num_workers))
+    process = start(script(tmp_path, EMBEDDED), str(tmp_path / "runs"), str(num_workers), RAY_TMPDIR=ray_folder)
     out = json.loads(finish(process, 180).splitlines()[-1])
     assert out["metrics"] == {"initialized": True, "size": num_workers}
     assert out["cpus"] == num_workers
     wait_until(lambda: not processes_in_session(process.pid), "every process of the embedded cluster has ended", 60)
+
+
+CONNECTS = """
+import logging
+import ray
+from ray._private import node, services
+from ray_lite.train import ScalingConfig
+from ray_lite.train.execution.cluster import connect
+from waiting import wait_until
+
+warnings = []
+class Note(logging.Handler):
+    def emit(self, record):
+        warnings.append(record.getMessage())
+logging.getLogger("ray_lite.train").addHandler(Note(logging.WARNING))
+
+def enter(num_workers):
+    return connect(ScalingConfig(num_workers=num_workers), [])
+
+def where():
+    return ray.get_runtime_context().get_node_id()
+
+def in_threads(number, call):
+    results = []
+    together = threading.Barrier(number)
+    def run():
+        together.wait()
+        try:
+            results.append(call())
+        except BaseException as error:
+            results.append(error)
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not [r for r in results if isinstance(r, BaseException)], results
+    return results
+
+more = (os.cpu_count() or 1) + 1
+"""
+
+GROWS = (
+    CONNECTS
+    + """
+def process_wide():
+    ours = {name: value for name, value in os.environ.items() if name.startswith("RAY_LITE")}
+    return node.Node.start_api_server, node.Node.start_monitor, services.get_node, ours
+
+if __name__ == "__main__":
+    before = process_wide()
+    runs = in_threads(4, lambda: enter(1))
+    first = where()
+    assert process_wide() == before
+    # While another run is in it.
+    runs.pop().close()
+    in_threads(2, lambda: enter(more).close())
+    assert where() == first and ray.cluster_resources()["CPU"] < more
+    assert len(warnings) == 2 and "another fit() runs in it" in warnings[0], warnings
+    assert f"ray.init(num_cpus={more})" in warnings[0], warnings
+    runs.pop().close()
+    # One is closed, as often as one likes, and one is forgotten.
+    closed = runs.pop()
+    closed.close()
+    closed.close()
+    runs.clear()
+    # While an actor of the user's lives in it, and while an object does.
+    @ray.remote(num_cpus=0)
+    class Mine:
+        def answer(self):
+            return 42
+    mine = Mine.remote()
+    enter(more).close()
+    assert where() == first and "(Mine)" in warnings[-1], warnings
+    assert ray.get(mine.answer.remote()) == 42
+    ray.kill(mine)
+    thing = ray.put("thing")
+    enter(more).close()
+    assert where() == first and "(1 references)" in warnings[-1], warnings
+    assert ray.get(thing) == "thing"
+    del thing, mine
+    # Now nothing is lost with it.
+    num_warnings = len(warnings)
+    with enter(more):
+        assert where() != first and ray.cluster_resources()["CPU"] == more
+    assert len(warnings) == num_warnings and process_wide() == before
+    print("grown")
+"""
+)
+
+
+def test_the_embedded_cluster_grows_only_when_nobody_loses_anything_and_threads_share_it(tmp_path, ray_folder):
+    """It was shut down under other runs, actors and objects; and two threads that started it left Ray changed."""
+    assert finish(start(script(tmp_path, GROWS), RAY_TMPDIR=ray_folder), 120).splitlines()[-1] == "grown"
+
+
+OTHER_CONNECTION = (
+    CONNECTS
+    + """
+if __name__ == "__main__":
+    import socket
+    from ray.cluster_utils import Cluster
+    enter(1).close()
+    ours = where()
+    ray.shutdown()
+    ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    theirs = where()
+    enter(more + 14).close()
+    assert where() == theirs != ours and ray.cluster_resources()["CPU"] == 1
+    ray.shutdown()
+    try:
+        import grpc
+    except ImportError:
+        print("kept")
+        sys.exit()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = {"include_dashboard": False, "num_cpus": 1, "ray_client_server_port": port}
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    ray.init(f"ray://127.0.0.1:{port}", logging_level="ERROR")
+    theirs = where()
+    enter(more + 14).close()
+    assert where() == theirs != ours and ray.util.client.ray.is_connected()
+    assert not warnings, warnings
+    ray.shutdown()
+    cluster.shutdown()
+    print("kept")
+"""
+)
+
+
+def test_a_connection_that_the_user_has_made_since_is_never_closed(tmp_path, ray_folder):
+    """It was, when a run asked for more CPUs than an embedded cluster that was long gone had had."""
+    assert finish(start(script(tmp_path, OTHER_CONNECTION), RAY_TMPDIR=ray_folder), 180).splitlines()[-1] == "kept"
+
+
+JOINS = (
+    CONNECTS
+    + """
+if __name__ == "__main__":
+    from pathlib import Path
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, "num_cpus": 1})
+    file = Path(os.environ["RAY_TMPDIR"], "ray", "ray_current_cluster")
+    assert file.read_text() == cluster.address
+    enter(1).close()
+    assert where() == cluster.head_node.node_id
+    ray.shutdown()
+    file.write_text("127.0.0.1:1")
+    enter(1).close()
+    assert where() != cluster.head_node.node_id
+    ray.shutdown()
+    cluster.shutdown()
+    print("joined")
+"""
+)
+
+
+def test_the_cluster_of_this_machine_is_joined_and_no_other_when_that_is_gone(tmp_path, ray_folder):
+    """Ray's "auto" then takes any that runs here, such as the one that another script has for itself."""
+    assert finish(start(script(tmp_path, JOINS), RAY_TMPDIR=ray_folder), 120).splitlines()[-1] == "joined"
 
 
 INTERRUPTED = """
@@ -98,10 +273,12 @@ def again():
 
 if __name__ == "__main__":
     import ray
-    from ray_lite.train import RunConfig, ScalingConfig
+    from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     def trainer(f, **k):
-        run_config = RunConfig(storage_path=sys.argv[1], name="x")
+        # After a SIGTERM: fn() does not listen to the notice, and this is how long it is waited for.
+        failure_config = FailureConfig(preemption_grace_s=2)
+        run_config = RunConfig(storage_path=sys.argv[1], name="x", failure_config=failure_config)
         return train.DataParallelTrainer(f, scaling_config=ScalingConfig(num_workers=2), run_config=run_config, **k)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     began = time.monotonic()
@@ -190,6 +367,50 @@ def test_when_the_driver_dies_nothing_is_left_behind(tmp_path, signal_number):
     process.send_signal(signal_number)
     process.communicate(timeout=60)
     # Ray's own two agents outlive a killed driver by minutes; what is ours goes within seconds.
+    wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
+
+
+SAVES_SLOWLY = """
+from helpers import folder_with
+from pathlib import Path
+from waiting import wait_until
+
+def fn(config):
+    context = train.get_context()
+    Path(config["flag"]).touch()
+    wait_until(context.get_preemption_info, "the notice has come", 60)
+    # Longer than the three seconds after which Ray's own handler of SIGTERM would abort the driver.
+    threading.Event().wait(5)
+    with folder_with(i="1") as new:
+        train.report({"left": context.get_preemption_info().seconds_left()}, checkpoint=new)
+
+if __name__ == "__main__":
+    from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
+    train.DataParallelTrainer(
+        fn,
+        train_loop_config={"flag": sys.argv[2]},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=sys.argv[1], name="job", failure_config=FailureConfig(preemption_grace_s=30)
+        ),
+    ).fit()
+"""
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_after_a_sigterm_to_the_driver_or_its_group_the_ranks_get_all_of_their_time_to_save(tmp_path, to_all):
+    flag = tmp_path / "flag"
+    process = start(script(tmp_path, SAVES_SLOWLY), str(tmp_path / "runs"), str(flag))
+    wait_until(flag.exists, "the train function runs", 120)
+    if to_all:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    result = train.Result.from_path(tmp_path / "runs" / "job")
+    assert result.checkpoint is not None
+    assert 0 < result.metrics["left"] < 30
     wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
 
 

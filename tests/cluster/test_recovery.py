@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 from helpers import first_time, folder_with, note, notes, rank, read
@@ -233,22 +234,108 @@ def test_a_controller_that_dies_is_started_anew_and_resumes(fit, scratch):
                 note(config["scratch"], "ready", 1)
                 signal.pause()
 
-    def kill_the_controller():
-        wait_until(lambda: notes(scratch, "ready"), "a checkpoint is committed", 60)
-        from ray._private.state import actors
-
-        pids = [
-            info["Pid"]
-            for info in actors().values()
-            if info["State"] == "ALIVE" and info["ActorClassName"] == "Controller"
-        ]
-        os.kill(pids[0], signal.SIGKILL)
-
-    thread = threading.Thread(target=kill_the_controller)
+    thread = threading.Thread(target=kill_the_controller_when, args=(lambda: notes(scratch, "ready"),))
     thread.start()
     result = fit(fn, n=1, cfg={"scratch": str(scratch)})
     thread.join()
     assert result.metrics == {"i": 2, "start": 2}
+
+
+def kill_the_controller_when(condition) -> None:
+    from ray._private.state import actors
+
+    wait_until(condition, "its moment has come", 60)
+    (pid,) = [
+        info["Pid"] for info in actors().values() if info["State"] == "ALIVE" and info["ActorClassName"] == "Controller"
+    ]
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_failures_are_counted_on_when_the_controller_dies(fit, scratch):
+    def fn(config):
+        attempt = train.get_context().get_attempt()
+        note(config["scratch"], "attempts", attempt)
+        if attempt == 2:
+            signal.pause()
+        raise ValueError(f"attempt {attempt}")
+
+    attempts = lambda: notes(scratch, "attempts")  # noqa: E731
+    thread = threading.Thread(target=kill_the_controller_when, args=(lambda: attempts() == [1, 2],))
+    thread.start()
+    with pytest.raises(WorkerGroupError, match=r"failure 2 \(max_failures=1\)"):
+        fit(fn, n=1, cfg={"scratch": str(scratch)}, fc=FailureConfig(max_failures=1))
+    thread.join()
+    assert attempts() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["exit", "raise", "return"])
+def test_a_forked_child_that_leaves_the_train_function_ends_there(fit, scratch, how):
+    def fn(config):
+        pid = os.fork()
+        if pid == 0:
+            note(config["scratch"], "child", os.getpid())
+            if how == "exit":
+                raise SystemExit(3)
+            if how == "raise":
+                raise ValueError("in the child")
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        train.report({"code": code})
+
+    result = fit(fn, n=1, cfg={"scratch": str(scratch)})
+    assert result.metrics == {"code": {"exit": 3, "raise": 1, "return": 0}[how]}
+    assert len(notes(scratch, "child")) == 1
+
+
+def test_of_a_rank_in_a_collective_and_one_elsewhere_the_latter_hangs(fit):
+    def sleeps_here():
+        signal.pause()
+
+    def fn():
+        assert all_reduce() == 2
+        if rank() == 1:
+            # It has moved last, and yet it is the one that the other waits for.
+            until = time.monotonic() + 1.5
+            wait_until(lambda: train.get_context().heartbeat() or time.monotonic() > until, "a while", 10)
+            sleeps_here()
+        all_reduce()
+
+    with pytest.raises(WorkerGroupError, match=r"rank 1 on .* hangs") as caught:
+        fit(fn, trainer=TorchTrainer, fc=FailureConfig(hang_timeout_s=3))
+    text = str(caught.value)
+    assert list(caught.value.worker_failures) == [1]
+    assert "in sleeps_here" in text
+    assert "all_reduce" in text
+
+
+def test_an_error_of_a_rank_that_stays_is_a_failure_also_while_others_are_preempted(fit):
+    def fn():
+        if rank() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(train.get_context().get_preemption_info, "the notice has come")
+        if rank() == 1:
+            raise ValueError("its own")
+        signal.pause()
+
+    with pytest.raises(WorkerGroupError, match=r"failure 1 \(max_failures=0\)") as caught:
+        fit(fn, fc=FailureConfig(max_failures=0))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_relaxed_collectives_do_not_wait_for_ranks_that_are_taken_away(fit):
+    def fn():
+        context = train.get_context()
+        if context.get_attempt() == 2:
+            train.report({"attempt": 2})
+            return
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        wait_until(context.get_preemption_info, "the notice has come")
+        train.collective.barrier(timeout_s=20)
+
+    fc = FailureConfig(max_failures=0, relax_collectives_on_preemption=True, preemption_grace_s=3)
+    assert fit(fn, fc=fc).metrics == {"attempt": 2}
 
 
 def test_fit_works_from_a_thread_an_actor_and_under_a_running_event_loop(fit, tmp_path):

@@ -143,6 +143,18 @@ def test_datasets_that_split_themselves_are_asked_to():
     assert uneven["equal"].parts(1) == [(0, False)]
 
 
+def test_what_splits_itself_is_known_once_its_function_was_called():
+    sources = check_datasets({"stream": _Streaming(), "made": _Streaming, "list": [1]}, None)
+    assert {name: source.splits_itself for name, source in sources.items()} == {
+        "stream": True,
+        "made": False,
+        "list": False,
+    }
+    assert sources["made"].load().splits_itself
+    whole = check_datasets({"stream": _Streaming()}, DataConfig(datasets_to_split=[]))
+    assert not whole["stream"].splits_itself
+
+
 @pytest.mark.parametrize(("locality", "hints"), [(True, ["a", "b"]), (False, None)])
 def test_streaming_split_gets_the_workers_nodes(locality, hints):
     dataset = _Streaming()

@@ -198,3 +198,19 @@ assert state() == before, (before, state())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("TorchTrainer", "it is ray_lite.train.torch.TorchTrainer"),
+        ("repotr", "did you mean 'report'"),
+        ("ScalingConfg", "did you mean 'ScalingConfig'"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_the_one_that_is(name, hint):
+    from ray_lite import train
+
+    with pytest.raises(AttributeError, match=hint):
+        getattr(train, name)
+    assert not hasattr(train, "_nothing")

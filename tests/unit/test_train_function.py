@@ -162,3 +162,12 @@ def test_a_function_travels_with_what_it_captures():
 def test_large_captures_are_mentioned():
     assert size_warning(1 << 20) is None
     assert "300 MiB" in (size_warning(300 << 20) or "")
+
+
+def test_a_class_is_refused_since_it_would_only_be_constructed():
+    class Model:
+        def __init__(self, config=None):
+            raise AssertionError("constructed")
+
+    with pytest.raises(TrainFunctionError, match=r"the class .*Model.*pass a function"):
+        check_train_function(Model, {})

@@ -48,12 +48,20 @@ class DataSource:
             raise ConfigTypeError(f"dataset {subject} is a function again; return the data itself")
         return attrs.evolve(self, value=value)
 
+    @property
+    def splits_itself(self) -> bool:
+        """Whether the workers get :meth:`parts`; of a function that was passed, known once it is loaded."""
+        return self.is_split and _classify(repr(self.name), self._value) is Kind.SPLITS_ITSELF
+
     def payload(self) -> Any:
         """The data that every worker needs, to be shipped once; ``make_shard`` takes each worker's part of it there."""
         return self.load()._value
 
     def parts(self, world_size: int, *, node_ids: Sequence[str] | None = None) -> list[Any] | None:
         """One object per rank, from a dataset that splits itself; None for the others.
+
+        To be called for each worker group: parts are made for one world size, and those of Ray Data
+        wait at the start of an epoch until all of them have arrived, counting the dead.
 
         Ray Data's equal split drops the rows that do not divide, also with ``remainder="wrap"``:
         a stream has no first rows left to wrap round to. ``"uneven"`` asks it for all rows.
@@ -65,9 +73,10 @@ class DataSource:
         Raises:
             ConfigError: ``split`` gave another number of parts.
         """
-        value = self.payload()
-        if not self.is_split or _classify(repr(self.name), value) is not Kind.SPLITS_ITSELF:
+        source = self.load()
+        if not source.splits_itself:
             return None
+        value = source._value
         is_equal = self.remainder != "uneven"
         if hasattr(value, "streaming_split"):
             hints = list(node_ids) if node_ids and self._is_locality_wanted else None

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -15,22 +15,35 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ..context.identity import RunIdentity, WorkerIdentity
-from ..context.journal import read_tail
+from ..context.journal import read_tail, remove_journal
+from ..context.preemption import DEFAULT_GRACE_S
 from ..errors import CollectiveError, TrainError, WorkerStartError, explained
-from .control import is_stopped, kill_process, read_heartbeat, read_stacks, send_command
+from .control import Process, kill_if_stopped, read_stacks, seconds_since_heartbeat, send_command
+from .datasets import divide, reads_by_tasks, release
 from .decide import FailureKind, is_cascade
 from .exits import Exits, death_detail, describe_exit, read_crash
-from .failures import WorkerFailure, capture, died, format_ranks, hung
-from .hang import HangWatch
+from .failures import WorkerFailure, capture, died, ended, format_ranks, hung
+from .hang import HangWatch, waits_for_others
 from .ledger import Ledger, StartPoint
 from .meeting import Meetings
-from .messages import AttemptStarted, Event, Notice, RunReturn, RunSpec, WorkerSetup
-from .nodes import find_lost_nodes, on_node
+from .messages import (
+    AttemptStarted,
+    CheckpointCommitted,
+    DatasetShipment,
+    Event,
+    Notice,
+    RunReturn,
+    RunSpec,
+    WorkerSetup,
+)
+from .nodes import find_lost_nodes, on_nodes
 from .probe import probe_in
 from .signs import deadline_ms
-from .worker_group import BackendWorkers, WorkerGroup
+from .worker_group import BackendWorkers, WorkerGroup, of_rank, rank_of
 
 __all__ = ["Attempt", "AttemptFailedError", "Finished"]
+
+logger = logging.getLogger("ray_lite.train")
 
 T = TypeVar("T")
 
@@ -46,8 +59,9 @@ _NODE_TIMEOUT_S = 10.0
 _SHUTDOWN_TIMEOUT_S = 5.0
 _MEETING_NOTICE_S = 30.0
 _SILENCE_NOTICE_S = 600.0
-_SIGTERM_GRACE_S = 30.0
 _DRAIN_LOOK_S = 2.0
+_UNKNOWN_DRAIN_S = 120.0
+_SAME_MOMENT_S = 1.0
 
 
 @attrs.frozen
@@ -91,7 +105,8 @@ class Attempt:
         start: Where the attempt begins.
         journal_folder: World rank → the worker's own folder on its node.
         told: Marks of what the user is told only once; kept over all attempts.
-        wants_more: Whether there would be room for more workers now (elastic runs), else None.
+        wants_more: Whether there would be room for more workers (elastic runs), else None; takes whether it must
+            look now, or may leave it for later.
     """
 
     def __init__(
@@ -105,7 +120,7 @@ class Attempt:
         world_size: int,
         journal_folder: Callable[[int], str],
         told: set[str],
-        wants_more: Callable[[], bool] | None = None,
+        wants_more: Callable[[bool], bool] | None = None,
     ) -> None:
         self._spec, self._group, self._ledger = spec, group, ledger
         self._in_ledger, self._emit, self._start = in_ledger, emit, start
@@ -114,8 +129,10 @@ class Attempt:
         self.number = start.attempt
         # Taken once: while this attempt is being closed, the group already makes the next one.
         self._identities: list[WorkerIdentity] = []
-        self._pids: list[int] = []
+        self._processes: list[Process] = []
         self._exits = Exits(())
+        # Divided among the ranks of this attempt.
+        self._datasets: Mapping[str, DatasetShipment] = {}
         self._here = ray.get_runtime_context().get_node_id()
         self._num_received = [0] * world_size
         self._meetings = Meetings(world_size)
@@ -124,8 +141,11 @@ class Attempt:
         self._returned: dict[int, RunReturn] = {}
         self._ledger_error: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
+        self._ended: list[asyncio.Future[Any]] = []
+        self._ledger_error.add_done_callback(lambda _: self._changed.set())
         self._preempted_until: float | None = None
-        self._preempted_rank = 0
+        self._preempted_ranks: set[int] = set()
+        self._is_over = False
         self._asked_to_grow_at: float | None = None
         self._committed_since_asked = False
         self._has_warned_of_silence = False
@@ -167,10 +187,10 @@ class Attempt:
         filled = self._filled.setdefault(number, asyncio.Event())
         if is_complete:
             filled.set()
-            del self._filled[number]
+            self._filled.pop(number, None)
             return meeting.payload
         deadline = time.monotonic() + timeout_s
-        while not filled.is_set() and not self._meetings.never_fills(meeting):
+        while not filled.is_set() and not self._meetings.never_fills(meeting) and not self._is_over:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -180,8 +200,10 @@ class Attempt:
             if world_rank == min(meeting.arrived) and deadline > time.monotonic():
                 text = f"{kind}() is still waiting for {self._meetings.missing(meeting)}"
                 self._emit([Notice(level=logging.WARNING, text=text)])
-        if len(meeting.arrived) == self._world_size:
+        if self._meetings.is_complete(meeting):
             return meeting.payload
+        if self._is_over:
+            return CollectiveError(f"attempt {self.number} ends, and with it {kind}() on rank {world_rank}")
         why = "they have finished" if self._meetings.never_fills(meeting) else f"not within timeout_s={timeout_s:g}"
         return CollectiveError(
             explained(
@@ -190,23 +212,31 @@ class Attempt:
             )
         )
 
-    async def preempt(self, nodes: dict[str, list[int]], deadline_s: float, why: str) -> None:
+    async def preempt(self, nodes: dict[str, list[int]], deadline_s: float, why: str, extra_s: float = 0.0) -> None:
         """Tell all ranks that workers are about to be taken away.
 
         Args:
-            nodes: Node id → world ranks on it.
-            deadline_s: Seconds from now.
+            nodes: Node id → world ranks on it; empty when all are.
+            deadline_s: Seconds from now that they are told.
             why: For the log.
+            extra_s: Seconds after that before they are ended from here.
         """
-        until = time.monotonic() + deadline_s
-        if self._preempted_until is not None and self._preempted_until <= until:
-            return
-        self._preempted_until = until
+        until = time.monotonic() + deadline_s + extra_s
         found = sorted({rank for ranks_there in nodes.values() for rank in ranks_there})
-        self._preempted_rank = found[0] if found else 0
+        affected = set(found or range(self._world_size))
+        is_known = affected <= self._preempted_ranks
+        # The same notice, looked up again: two clocks are never apart by the very same time.
+        if self._preempted_until is not None and self._preempted_until <= until + _SAME_MOMENT_S and is_known:
+            return
+        self._preempted_until = until if self._preempted_until is None else min(until, self._preempted_until)
+        self._preempted_ranks |= affected
         ranks = format_ranks(found) if found else "all ranks"
         text = f"{ranks} will be taken away in {deadline_s:.0f} s ({why}); train functions are asked for a checkpoint"
         self._emit([Notice(level=logging.WARNING, text=text)])
+        if self._spec.failure_config.relax_collectives_on_preemption and found:
+            for number in self._meetings.excuse(found):
+                if number in self._filled:
+                    self._filled.pop(number).set()
         command = {"kind": "preempt", "deadline_ms": deadline_ms(deadline_s), "nodes": nodes}
         await self._tell_all(command)
         self._changed.set()
@@ -214,7 +244,7 @@ class Attempt:
     async def sigterm_received(self, world_rank: int) -> None:
         """The process of a rank was asked to end."""
         identity = self._identities[world_rank]
-        grace = self._spec.failure_config.preemption_grace_s or _SIGTERM_GRACE_S
+        grace = self._spec.failure_config.preemption_grace_s or DEFAULT_GRACE_S
         await self.preempt({identity.node_id: [world_rank]}, grace, f"rank {world_rank} received SIGTERM")
 
     # -- the start -----------------------------------------------------------------------------
@@ -231,9 +261,10 @@ class Attempt:
         """
         await self._bounded(starting, "starting the worker processes")
         self._identities = self._group.identities
-        self._pids = [self._group.pid(rank) for rank in range(len(self._group))]
-        self._exits = Exits(self._pids[i.world_rank] for i in self._identities if i.node_id == self._here)
+        self._processes = [self._group.process(rank) for rank in range(len(self._group))]
+        self._exits = Exits(self._processes[i.world_rank].pid for i in self._identities if i.node_id == self._here)
         try:
+            self._datasets = await self._bounded(self._divide_datasets(), "splitting the datasets")
             await self._bounded(self._set_up(controller), "setting up the workers")
             checkpoint = self._start.checkpoint
             self._emit(
@@ -248,7 +279,30 @@ class Attempt:
             self._group.raise_standbys()
             return await self._watch()
         finally:
+            release(self._datasets)
             self._exits.close()
+
+    async def _divide_datasets(self) -> dict[str, DatasetShipment]:
+        """New parts of the datasets that split themselves, one for each rank that there is now."""
+        loop = asyncio.get_running_loop()
+        node_ids = [identity.node_id for identity in self._identities]
+
+        def fetch(reference: Any) -> Any:
+            # Not ray.get(): in an async actor it would warn, from whichever thread it is called.
+            return asyncio.run_coroutine_threadsafe(_await(reference), loop).result()
+
+        # A user's split() may take long; the workers' calls are answered meanwhile.
+        divided = await asyncio.to_thread(
+            divide, self._spec.datasets, world_size=self._world_size, node_ids=node_ids, fetch=fetch
+        )
+        names = [name for name, shipment in divided.items() if reads_by_tasks(shipment)]
+        if names and ray.available_resources().get("CPU", 0.0) < 1:
+            text = (
+                f"dataset {names[0]!r} is read by tasks of Ray Data, and the workers hold every CPU of the cluster: "
+                "it may never give a batch; leave it at least one CPU"
+            )
+            self._emit([Notice(level=logging.WARNING, text=text)])
+        return divided
 
     async def _set_up(self, controller: Any) -> None:
         spec = self._spec
@@ -262,23 +316,26 @@ class Attempt:
         with probe_in(spec.root.child(spec.run_name)) as probe:
             carried = await asyncio.gather(
                 *[
-                    self._group.call(
+                    of_rank(
                         identity.world_rank,
-                        "setup",
-                        WorkerSetup(
-                            identity=identity,
-                            run=run,
-                            root=spec.root,
-                            scaling_config=spec.scaling_config,
-                            first_report_index=self._start.first_report_index,
-                            checkpoint=self._start.checkpoint,
-                            datasets=_datasets_for(spec, identity.world_rank),
-                            journal_folder=self._journal_folder(identity.world_rank),
-                            log_level=spec.log_level,
-                            probe=probe,
+                        self._group.call(
+                            identity.world_rank,
+                            "setup",
+                            WorkerSetup(
+                                identity=identity,
+                                run=run,
+                                root=spec.root,
+                                scaling_config=spec.scaling_config,
+                                first_report_index=self._start.first_report_index,
+                                checkpoint=self._start.checkpoint,
+                                datasets=_datasets_for(self._datasets, identity.world_rank),
+                                journal_folder=self._journal_folder(identity.world_rank),
+                                log_level=spec.log_level,
+                                probe=probe,
+                            ),
+                            spec.function,
+                            controller,
                         ),
-                        spec.function,
-                        controller,
                     )
                     for identity in self._identities
                 ]
@@ -316,76 +373,94 @@ class Attempt:
                 self._emit([Notice(level=logging.WARNING, text=f"still {step} after {waited:.0f} s")])
         except asyncio.CancelledError:
             raise
-        except RayActorError as error:
-            failure = died(-1, "?", death_detail(str(error)), step=step)
-            raise AttemptFailedError(FailureKind.START, [failure]) from error
-        except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            failure = attrs.evolve(
-                capture(cause, world_rank=-1, node_ip=getattr(error, "ip", "?"), step=step),
-                text=_ANSI.sub("", str(error)).rstrip(),
-            )
-            raise AttemptFailedError(FailureKind.START, [failure]) from error
         # Backends are user-extensible: any error of a hook is a start-up that failed.
         except Exception as error:
-            failure = capture(error, world_rank=-1, node_ip="?", step=step)
-            raise AttemptFailedError(FailureKind.START, [failure]) from error
+            raise await self._as_failed_start(error, step) from error
         finally:
             task.cancel()
+
+    async def _as_failed_start(self, error: Exception, step: str) -> AttemptFailedError:
+        rank = rank_of(error)
+        node_ip = self._identities[rank].node_ip if rank >= 0 else "?"
+        if isinstance(error, RayActorError):
+            failure = died(rank, node_ip, death_detail(str(error)), step=step)
+            if rank >= 0:
+                if await find_lost_nodes({self._identities[rank].node_id}):
+                    lost = attrs.evolve(failure, message=f"its node was lost; {failure.message}")
+                    return AttemptFailedError(FailureKind.PREEMPTION, [lost])
+                failure = await self._explain(failure)
+        elif isinstance(error, RayTaskError):
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            node_ip = getattr(error, "ip", node_ip)
+            failure = attrs.evolve(
+                capture(cause, world_rank=rank, node_ip=node_ip, step=step), text=_ANSI.sub("", str(error)).rstrip()
+            )
+        else:
+            failure = capture(error, world_rank=rank, node_ip=node_ip, step=step)
+        return AttemptFailedError(FailureKind.START, [failure])
 
     # -- the watch -----------------------------------------------------------------------------
 
     async def _watch(self) -> Finished:
         """Wait for the train functions; the first failure ends the attempt."""
+        # However long the start has taken, that was no silence.
+        self._hang = HangWatch(self._world_size, time.monotonic())
         value: Any = None
         pending: dict[asyncio.Future[Any], int] = {}
         for rank in range(len(self._group)):
             returned, pickled = self._group.call(rank, "run", num_returns=2)
             end = asyncio.ensure_future(_await(returned))
-            # Those of workers that are killed with the attempt are never asked; asyncio would print each.
-            end.add_done_callback(_take_note)
+            end.add_done_callback(self._note_end)
             pending[end] = rank
             if rank == 0:
                 value = pickled
         drain_look = time.monotonic()
         while pending:
-            changed = asyncio.ensure_future(self._changed.wait())
-            done, _ = await asyncio.wait(
-                [*pending, self._ledger_error, changed],
-                timeout=self._time_to_look(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            changed.cancel()
-            self._changed.clear()
+            ends = await self._some_ends(self._time_to_look())
             if self._ledger_error.done():
                 raise self._ledger_error.result()
-            failures = await self._take_ends(done, pending)
+            failures = await self._take_ends(ends, pending)
             if failures:
                 failures += await self._other_failures(pending, failures)
                 raise await self._as_failed(failures, pending)
             if self._is_time_up():
-                raise AttemptFailedError(FailureKind.PREEMPTION, [self._preempted("its time is up")])
+                raise AttemptFailedError(FailureKind.PREEMPTION, [self._left("its time is up")])
             if pending:
                 await self._look_for_hangs(set(pending.values()))
-                self._look_for_growth()
+                await self._look_for_growth()
                 if time.monotonic() - drain_look > _DRAIN_LOOK_S:
                     drain_look = time.monotonic()
                     await self._look_for_drains()
         if self._preempted_until is not None and any(r.has_seen_preemption for r in self._returned.values()):
             # It was told to hurry and left: that is not the end of the training.
-            raise AttemptFailedError(FailureKind.PREEMPTION, [self._preempted("its train function left early")])
+            raise AttemptFailedError(FailureKind.PREEMPTION, [self._left("its train function left early")])
         has_read = any(returned.has_read_checkpoint for returned in self._returned.values())
         self._emit(self._ledger.checkpoint_was_read(has_read))
         self._emit(await self._in_ledger(self._ledger.end_attempt))
         return Finished(value, self._returned[0].value_problem)
 
+    def _note_end(self, end: asyncio.Future[Any]) -> None:
+        # Those of workers that are killed with the attempt are never asked; asyncio would print each.
+        _take_note(end)
+        self._ended.append(end)
+        self._changed.set()
+
+    async def _some_ends(self, timeout_s: float) -> list[asyncio.Future[Any]]:
+        """The train functions that have ended since the last look; waits until there is one, or something else to see.
+
+        Not ``asyncio.wait``, which looks at all that are still running each time.
+        """
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
+        ends, self._ended = self._ended, []
+        return ends
+
     async def _take_ends(
-        self, done: set[asyncio.Future[Any]], pending: dict[asyncio.Future[Any], int]
+        self, ends: Sequence[asyncio.Future[Any]], pending: dict[asyncio.Future[Any], int]
     ) -> list[WorkerFailure]:
         failures: list[WorkerFailure] = []
-        for future in done:
-            if future not in pending:
-                continue
+        for future in ends:
             rank = pending.pop(future)
             result = self._result_of(future, rank)
             self._hang.finished(rank)
@@ -418,16 +493,15 @@ class Attempt:
         self, pending: dict[asyncio.Future[Any], int], failures: Sequence[WorkerFailure]
     ) -> list[WorkerFailure]:
         """Failures that come right behind the first, so that the cause can be told from its echoes."""
-        if any(not f.has_died and not is_cascade(f.type_name, f.message) for f in failures):
+        if any(not f.has_died and not is_cascade(f.type_name, f.message, f.causes) for f in failures):
             return []
         window = _DEATH_WINDOW_S if any(f.has_died for f in failures) else _CAUSE_WINDOW_S
         found: list[WorkerFailure] = []
         deadline = time.monotonic() + window
         while pending and (left := deadline - time.monotonic()) > 0:
-            done, _ = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            new = await self._take_ends(done, pending)
+            new = await self._take_ends(await self._some_ends(left), pending)
             found += new
-            if any(not is_cascade(f.type_name, f.message) for f in new):
+            if any(not is_cascade(f.type_name, f.message, f.causes) for f in new):
                 break
         return found
 
@@ -435,10 +509,13 @@ class Attempt:
         self, failures: list[WorkerFailure], pending: dict[asyncio.Future[Any], int]
     ) -> AttemptFailedError:
         at_rest: list[int] = []
+        self.end_meetings()
+        # So are those that stand at the start of an epoch and wait for the rank that failed.
+        release(self._datasets)
         if self._spec.failure_config.restart == "in_place":
             at_rest = await self._bring_to_rest(pending)
         dead = [f for f in failures if f.has_died]
-        if self._preempted_until is not None:
+        if self._is_of_preemption(failures):
             return AttemptFailedError(FailureKind.PREEMPTION, failures, at_rest)
         if dead:
             gone = await find_lost_nodes({self._identities[f.world_rank].node_id for f in dead})
@@ -453,14 +530,22 @@ class Attempt:
             failures = [*explained, *(f for f in failures if not f.has_died)]
         return AttemptFailedError(FailureKind.WORKER, failures, at_rest)
 
+    def _is_of_preemption(self, failures: Sequence[WorkerFailure]) -> bool:
+        """Whether a notice explains the failures; an error of a rank that stays is one like any other."""
+        if self._preempted_until is None:
+            return False
+        own = [f for f in failures if not f.has_died and not is_cascade(f.type_name, f.message, f.causes)]
+        return not own or any(f.world_rank in self._preempted_ranks for f in failures)
+
     async def _explain(self, failure: WorkerFailure) -> WorkerFailure:
         """Say how a process on a living node has ended."""
         rank = failure.world_rank
         stack, status, was_out_of_memory = "", None, False
-        with contextlib.suppress(RayError, asyncio.TimeoutError):
-            stack = await self._on_node(rank, read_crash, self._journal_folder(rank))
+        found = (await self._on_each(read_crash, lambda r: (self._journal_folder(r),), [rank]))[rank]
+        if isinstance(found, str):
+            stack = found
         if self._identities[rank].node_id == self._here:
-            status = await asyncio.to_thread(self._exits.status, self._pids[rank])
+            status = await asyncio.to_thread(self._exits.status, self._processes[rank].pid)
             was_out_of_memory = self._exits.was_out_of_memory()
         ended = describe_exit(status, stack, was_out_of_memory=was_out_of_memory)
         detail = death_detail(failure.message, ended)
@@ -473,9 +558,8 @@ class Attempt:
         await self._shut_backend_down(sorted(self._returned))
         deadline = time.monotonic() + _REST_WINDOW_S
         while pending and (left := deadline - time.monotonic()) > 0:
-            done, _ = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             new = []
-            for future in done:
+            for future in await self._some_ends(left):
                 rank = pending.pop(future)
                 if not isinstance(self._result_of(future, rank), WorkerFailure) or rank in self._returned:
                     new.append(rank)
@@ -501,17 +585,29 @@ class Attempt:
     async def _look_for_hangs(self, unfinished: set[int]) -> None:
         limit = self._spec.failure_config.hang_timeout_s
         notice = _SILENCE_NOTICE_S if limit is None else limit
-        if self._hang.silent_for(time.monotonic()) < notice or self._preempted_until is not None:
+        is_silent = self._hang.silent_for(time.monotonic()) >= notice
+        if not is_silent:
+            # Once it moves again, the next silence is worth a word too.
+            self._has_warned_of_silence = False
+        if not is_silent or self._preempted_until is not None or (limit is None and self._has_warned_of_silence):
             return
         await self._read_heartbeats(unfinished)
         silent = self._hang.silent_for(time.monotonic())
-        if silent < notice or (limit is None and self._has_warned_of_silence):
+        if silent < notice:
             return
-        late = self._hang.late_rank()
-        stacks = dict(zip(sorted(unfinished), await asyncio.gather(*map(self._stack, sorted(unfinished))), strict=True))
+        # A warning must not disturb the run, so that no signal is sent for it.
+        may_signal = limit is not None
+        stacks = await self._on_each(
+            read_stacks, lambda rank: (self._journal_folder(rank), self._processes[rank], may_signal), unfinished
+        )
+        stacks = {
+            rank: f"its node does not answer ({type(stack).__name__})" if isinstance(stack, Exception) else stack
+            for rank, stack in sorted(stacks.items())
+        }
         # A rank that cannot even answer is the one the others wait for.
         stopped = [rank for rank, stack in stacks.items() if "stopped" in stack.split("\n")[0]]
-        late = stopped[0] if stopped else late
+        not_waiting = [rank for rank, stack in stacks.items() if not waits_for_others(stack)]
+        late = stopped[0] if stopped else self._hang.late_rank(not_waiting or None)
         assert late is not None
         failure = hung(late, self._identities[late].node_ip, silent, stacks)
         if limit is None:
@@ -521,17 +617,11 @@ class Attempt:
         raise AttemptFailedError(FailureKind.WORKER, [failure])
 
     async def _read_heartbeats(self, ranks: set[int]) -> None:
-        offset = time.time() - time.monotonic()
-        for rank in ranks:
-            with contextlib.suppress(RayError, asyncio.TimeoutError):
-                beat = await self._on_node(rank, read_heartbeat, self._journal_folder(rank))
-                self._hang.moved(rank, beat - offset, num_signs=0)
-
-    async def _stack(self, rank: int) -> str:
-        try:
-            return await self._on_node(rank, read_stacks, self._journal_folder(rank), self._pids[rank])
-        except (RayError, asyncio.TimeoutError) as error:
-            return f"its node does not answer: {error}"
+        ages = await self._on_each(seconds_since_heartbeat, lambda rank: (self._journal_folder(rank),), ranks)
+        now = time.monotonic()
+        for rank, age in ages.items():
+            if isinstance(age, float):
+                self._hang.moved(rank, now - age, num_signs=0)
 
     # -- nodes that leave, room that comes -----------------------------------------------------
 
@@ -541,7 +631,11 @@ class Attempt:
         try:
             draining = await asyncio.to_thread(state.get_draining_nodes)
         # Not there on every version of Ray; then a node that leaves is noticed when it has left.
-        except (AttributeError, RayError):
+        except AttributeError:
+            return
+        # Ray's head does not answer now: the next look is in two seconds.
+        except Exception as error:  # noqa: BLE001 - of any kind, its client raises several
+            logger.debug("whether nodes are drained cannot be told now: %s", error)
             return
         nodes: dict[str, list[int]] = {}
         for identity in self._identities:
@@ -549,22 +643,28 @@ class Attempt:
                 nodes.setdefault(identity.node_id, []).append(identity.world_rank)
         if nodes:
             known = [draining[node] for node in nodes if draining[node]]
-            left = max(0.0, min(known) / 1_000 - time.time()) if known else 120.0
-            await self.preempt(nodes, left + self._spec.failure_config.preemption_grace_s, "its node is being drained")
+            left = max(0.0, min(known) / 1_000 - time.time()) if known else _UNKNOWN_DRAIN_S
+            # What comes after the deadline is no time that the ranks may count on.
+            extra_s = self._spec.failure_config.preemption_grace_s
+            await self.preempt(nodes, left, "its node is being drained", extra_s)
 
     def _is_time_up(self) -> bool:
         return self._preempted_until is not None and time.monotonic() >= self._preempted_until
 
-    def _preempted(self, why: str) -> WorkerFailure:
-        rank = self._preempted_rank
-        return died(rank, self._identities[rank].node_ip, f"preempted: {why}")
+    def _left(self, why: str) -> WorkerFailure:
+        """An attempt that is over although nothing has failed."""
+        rank = min(self._preempted_ranks, default=0)
+        return ended(rank, self._identities[rank].node_ip, why, is_preempted=bool(self._preempted_ranks))
 
-    def _look_for_growth(self) -> None:
+    async def _look_for_growth(self) -> None:
         if self._wants_more is None:
             return
         if self._committed_since_asked:
-            raise AttemptFailedError(None, [self._preempted("there is room for more workers")])
-        if self._asked_to_grow_at is None and self._wants_more():
+            # Others may have taken the room meanwhile.
+            if await asyncio.to_thread(self._wants_more, True):
+                raise AttemptFailedError(None, [self._left("there is room for more workers")])
+            self._asked_to_grow_at, self._committed_since_asked = None, False
+        elif self._asked_to_grow_at is None and await asyncio.to_thread(self._wants_more, False):
             self._asked_to_grow_at = time.monotonic()
             text = "there is room for more workers: the group grows at the next checkpoint"
             self._emit([Notice(level=logging.INFO, text=text)])
@@ -572,7 +672,7 @@ class Attempt:
             task.add_done_callback(_take_note)
 
     def _note_commits(self, events: Sequence[Event]) -> None:
-        if self._asked_to_grow_at is not None and any(type(e).__name__ == "CheckpointCommitted" for e in events):
+        if self._asked_to_grow_at is not None and any(isinstance(event, CheckpointCommitted) for event in events):
             self._committed_since_asked = True
             self._changed.set()
 
@@ -583,7 +683,7 @@ class Attempt:
         problem = await self._shut_backend_down(range(len(self._group)))
         if problem is None:
             try:
-                await asyncio.wait_for(self._group.call_all("teardown"), _SHUTDOWN_TIMEOUT_S)
+                await asyncio.wait_for(self._group.call_all("teardown", True), _SHUTDOWN_TIMEOUT_S)
             except (RayError, asyncio.TimeoutError) as error:
                 problem = error
         if problem is not None:
@@ -605,42 +705,61 @@ class Attempt:
             return error
         return None
 
-    async def end_stopped_processes(self) -> None:
-        """A process that is stopped does not hear that it is to end; its node's system does it."""
-        for identity in self._identities:
-            with contextlib.suppress(RayError, asyncio.TimeoutError):
-                await self._on_node(identity.world_rank, _kill_if_stopped, self._pids[identity.world_rank])
+    def end_meetings(self) -> None:
+        """Nobody waits any longer for ranks that will not come."""
+        self._is_over = True
+        for filled in self._filled.values():
+            filled.set()
 
     async def collect(self) -> None:
-        """Bring in what killed workers had reported, and close the books of the attempt."""
-        for identity in self._identities:
-            await self._take_tail(identity.world_rank)
+        """End stopped workers, bring in what killed ones had reported, and close the books of the attempt."""
+        self.end_meetings()
+        tails = await self._on_each(
+            _end_and_read,
+            lambda rank: (self._journal_folder(rank), self._processes[rank], self._num_received[rank]),
+        )
+        for rank in sorted(tails):
+            await self._take_in(rank, tails[rank])
         self._emit(await self._in_ledger(self._ledger.end_attempt))
+        elsewhere = [i.world_rank for i in self._identities if i.node_id != self._here]
+        await self._on_each(remove_journal, lambda rank: (self._journal_folder(rank),), elsewhere)
 
     async def _take_tail(self, world_rank: int) -> None:
         after = self._num_received[world_rank]
-        try:
-            tail = await self._on_node(world_rank, _read_after, self._journal_folder(world_rank), after)
-        except (RayError, asyncio.TimeoutError):
+        tails = await self._on_each(_read_after, lambda rank: (self._journal_folder(rank), after), [world_rank])
+        tail = tails[world_rank]
+        await self._take_in(world_rank, tail if isinstance(tail, Exception) else (after, tail))
+
+    async def _take_in(self, world_rank: int, tail: tuple[int, list[bytes]] | Exception) -> None:
+        """Take what a journal holds, and say so where it cannot be read."""
+        # asyncio's is an OSError too.
+        if isinstance(tail, (RayError, asyncio.TimeoutError)):
             # The node itself is gone, and what was on its way with it.
             ip = self._identities[world_rank].node_ip
             text = f"the last reports of rank {world_rank} are lost with its node {ip}"
             self._emit([Notice(level=logging.WARNING, text=text)])
             return
-        if tail:
-            await self.take(world_rank, after, tail)
+        if isinstance(tail, Exception):
+            raise tail
+        after, records = tail
+        if records:
+            await self.take(world_rank, after, records)
 
     # -- small things --------------------------------------------------------------------------
 
     async def _tell_all(self, command: dict[str, Any]) -> None:
-        async def tell(rank: int) -> None:
-            with contextlib.suppress(RayError, asyncio.TimeoutError):
-                await self._on_node(rank, send_command, self._journal_folder(rank), command)
+        await self._on_each(send_command, lambda rank: (self._journal_folder(rank), command))
 
-        await asyncio.gather(*map(tell, range(len(self._group))))
-
-    async def _on_node(self, rank: int, function: Callable[..., T], *args: Any) -> T:
-        return await on_node(self._identities[rank].node_id, function, *args, timeout_s=_NODE_TIMEOUT_S)
+    async def _on_each(
+        self,
+        function: Callable[..., Any],
+        arguments: Callable[[int], tuple[Any, ...]],
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, Any]:
+        """Call a function on the node of each rank; by default of all that have begun to start."""
+        chosen = range(len(self._identities)) if ranks is None else ranks
+        calls = {rank: (self._identities[rank].node_id, arguments(rank)) for rank in chosen}
+        return await on_nodes(function, calls, timeout_s=_NODE_TIMEOUT_S)
 
 
 async def _await(reference: Any) -> Any:
@@ -656,15 +775,15 @@ def _read_after(folder: str, after: int) -> list[bytes]:
     return read_tail(folder, after=after)
 
 
-def _kill_if_stopped(pid: int) -> None:
-    if is_stopped(pid):
-        kill_process(pid)
+def _end_and_read(folder: str, process: Process, after: int) -> tuple[int, list[bytes]]:
+    kill_if_stopped(process)
+    return after, _read_after(folder, after)
 
 
-def _datasets_for(spec: RunSpec, world_rank: int) -> dict[str, Any]:
+def _datasets_for(shipments: Mapping[str, DatasetShipment], world_rank: int) -> dict[str, DatasetShipment]:
     """The shipments for one rank, without the parts of the others."""
     out = {}
-    for name, shipment in spec.datasets.items():
+    for name, shipment in shipments.items():
         if shipment.parts is not None:
             parts = tuple(part if rank == world_rank else None for rank, part in enumerate(shipment.parts))
             shipment = attrs.evolve(shipment, parts=parts)

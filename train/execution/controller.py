@@ -12,10 +12,11 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import attrs
 import ray
 
 from ..context.journal import journal_root, remove_journal
@@ -36,6 +37,8 @@ __all__ = ["Controller"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger("ray_lite.train")
+
 _MAX_WAITING_EVENTS = 5_000
 _ROOM_MESSAGE_S = 10.0
 _ROOM_LOOK_S = 1.0
@@ -43,6 +46,7 @@ _END_TIMEOUT_S = 10.0
 _COLLECT_TIMEOUT_S = 3.0
 _COMMITTED_NOTICE_S = 30.0
 _ELASTIC_SETTLE_S = 2.0
+_ELASTIC_ROOM_S = 10.0
 
 
 class Controller:
@@ -99,7 +103,7 @@ class Controller:
             end = await self._end_with(error)
         finally:
             self._release()
-        self._emit([end])
+        self._emit([attrs.evolve(end, metrics=self._ledger.last_metrics)])
 
     async def next_events(self, num_seen: int) -> list[Event]:
         """What has happened since the first ``num_seen`` events; waits until there is something."""
@@ -270,7 +274,15 @@ class Controller:
         what = describe(error.failures)
         if error.kind is not None:
             self._emit(
-                [AttemptFailed(attempt=self._number, failures=error.failures, is_restart=is_restart, reason=reason)]
+                [
+                    AttemptFailed(
+                        attempt=self._number,
+                        failures=error.failures,
+                        is_restart=is_restart,
+                        reason=reason,
+                        counts=self._counts,
+                    )
+                ]
             )
         if not is_restart:
             if attempt is not None:
@@ -294,7 +306,6 @@ class Controller:
 
     async def _close_attempt(self, attempt: Attempt) -> None:
         self._attempt = None
-        await attempt.end_stopped_processes()
         # Calls of its workers are refused from here on; what they had reported is in their journals.
         await attempt.collect()
         remove_journal(os.path.join(self._journal_root, f"attempt_{attempt.number}"))
@@ -326,8 +337,15 @@ class Controller:
 
     async def _find_room(self) -> Room:
         """The room for the next attempt: the one that is there, or one of another size."""
-        config = self._spec.scaling_config
-        if config.elasticity_enabled:
+        if self._spec.scaling_config.elasticity_enabled:
+            return await self._find_elastic_room()
+        room = self._room
+        assert room is not None
+        await self._wait_for(lambda: room.wait(0.0), room.wait, room.num_workers)
+        return room
+
+    async def _find_elastic_room(self) -> Room:
+        while True:
             size = await self._choose_size()
             if self._room is not None and (self._room.num_workers != size or not await self._is_room_whole()):
                 if self._group is not None:
@@ -337,10 +355,13 @@ class Controller:
                 self._room = None
             if self._room is None:
                 self._room = self._new_room(size)
-        room = self._room
-        assert room is not None
-        await self._wait_for(lambda: room.wait(0.0), room.wait, config.max_workers)
-        return room
+            if await asyncio.to_thread(self._room.wait, _ELASTIC_ROOM_S):
+                return self._room
+            # What was free a moment ago is not: somebody was faster, or Ray's view of it was old.
+            text = f"the room for {size} workers was not to be had within {_ELASTIC_ROOM_S:.0f} s; looking anew"
+            self._emit([Notice(level=logging.WARNING, text=text)])
+            self._room.remove()
+            self._room = None
 
     def _new_room(self, num_workers: int) -> Room:
         return Room(self._spec.scaling_config, num_workers, self._spec.run_id, self._spec.run_name)
@@ -352,7 +373,7 @@ class Controller:
 
         def fits() -> bool:
             nonlocal size
-            size = placement.num_fitting(config, _free_resources(self._room, config))
+            size = placement.num_fitting(config, *_free_resources(self._room, config))
             return size >= config.min_workers
 
         await self._wait_for(fits, lambda wait_s: _sleep_until(fits, wait_s), config.min_workers)
@@ -367,6 +388,9 @@ class Controller:
         timeout_s = config.resources_timeout_s
         if await asyncio.to_thread(is_there):
             return
+        if self._attempt is not None:
+            # This may take long, and what the last attempt has left is not to wait.
+            await self._close_attempt(self._attempt)
         told = -_ROOM_MESSAGE_S
         while not await asyncio.to_thread(wait, _ROOM_LOOK_S):
             waited = time.monotonic() - began
@@ -374,26 +398,36 @@ class Controller:
             if waited - told < _ROOM_MESSAGE_S and not is_over:
                 continue
             told = waited
-            holders = describe_holders(find_holders(self._spec.run_id), list(config.worker_resources))
-            text = placement.waiting_message(
-                config, num_workers, ray.cluster_resources(), ray.available_resources(), waited, holders
-            )
+            text = await asyncio.to_thread(self._what_is_missing, num_workers, waited)
             if is_over:
                 raise ResourcesError(explained(f"{text}; resources_timeout_s={timeout_s:g} is over"))
             self._emit([Notice(level=logging.WARNING, text=text)])
 
-    def _room_for_more(self) -> Callable[[], bool]:
-        """A question for the attempt: would more workers fit now? Looked up at most once per interval."""
+    def _what_is_missing(self, num_workers: int, waited_s: float) -> str:
+        config = self._spec.scaling_config
+        holders = describe_holders(find_holders(self._spec.run_id), list(config.worker_resources))
+        total, free = ray.cluster_resources(), ray.available_resources()
+        return placement.waiting_message(config, num_workers, total, free, waited_s, holders)
+
+    def _room_for_more(self) -> Callable[[bool], bool]:
+        """A question for the attempt: would more workers fit? Looked up once per interval, or when it must be now."""
         config = self._spec.scaling_config
         next_look = time.monotonic() + config.elastic_resize_monitor_interval_s
 
-        def wants_more() -> bool:
+        def wants_more(must_look: bool) -> bool:
             nonlocal next_look
             room = self._room
-            if room is None or room.num_workers >= config.max_workers or time.monotonic() < next_look:
+            if room is None or room.num_workers >= config.max_workers:
+                return False
+            if not must_look and time.monotonic() < next_look:
                 return False
             next_look = time.monotonic() + config.elastic_resize_monitor_interval_s
-            return placement.num_fitting(config, _free_resources(room, config)) > room.num_workers
+            try:
+                return placement.num_fitting(config, *_free_resources(room, config)) > room.num_workers
+            # Ray's head does not answer now: no reason to end a run that trains; its client raises several kinds.
+            except Exception as error:  # noqa: BLE001
+                logger.debug("whether there is room for more workers cannot be told now: %s", error)
+                return False
 
         return wants_more
 
@@ -425,11 +459,11 @@ def _sleep_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _free_resources(room: Room | None, config: Any) -> list[dict[str, float]]:
-    """What is free on each node, the bundles of ``room`` counted as free."""
+def _free_resources(room: Room | None, config: Any) -> tuple[list[dict[str, float]], list[Mapping[str, str]]]:
+    """What is free on each living node, the bundles of ``room`` counted as free; and the labels of these nodes."""
     from ray._private.state import available_resources_per_node
 
-    living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    living = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
     free = {node: dict(amounts) for node, amounts in available_resources_per_node().items() if node in living}
     if room is not None and room.group is not None:
         bundles = ray.util.placement_group_table(room.group).get("bundles_to_node_id", {})
@@ -437,4 +471,4 @@ def _free_resources(room: Room | None, config: Any) -> list[dict[str, float]]:
             if node in free:
                 for name, amount in config.worker_resources.items():
                     free[node][name] = free[node].get(name, 0.0) + amount
-    return list(free.values())
+    return list(free.values()), [living[node] for node in free]

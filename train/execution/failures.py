@@ -26,16 +26,38 @@ from ..errors import (
     WorkerStartError,
 )
 from .decide import order_by_cause
+from .hang import frames_of_main_thread
 
 if TYPE_CHECKING:
     from ..result import Result
 
-__all__ = ["WorkerFailure", "build_error", "capture", "describe", "died", "format_ranks", "hung", "restore_exception"]
+__all__ = [
+    "WorkerFailure",
+    "build_error",
+    "capture",
+    "culprit_first",
+    "describe",
+    "died",
+    "ended",
+    "format_ranks",
+    "hung",
+    "restore_exception",
+]
 
 _LIBRARY_DIR = str(Path(__file__).resolve().parent.parent)
 # Where Ray calls a method of an actor.
 _RAY_DIRS = tuple(os.path.join(os.sep, "ray", *parts) for parts in (("_private",), ("util", "tracing")))
+# Frames in which the user has no part.
+_NOT_THE_USERS = (
+    _LIBRARY_DIR + os.sep,
+    *_RAY_DIRS,
+    os.sep + "site-packages" + os.sep,
+    os.path.dirname(os.__file__) + os.sep,
+)
 _MAX_TEXT_LINES = 14
+_MAX_METRICS_CHARS = 200
+_MAX_CAUSES = 20
+_MAX_CAUSE_CHARS = 2_000
 _MAX_LINE_CHARS = 500
 
 
@@ -48,11 +70,13 @@ class WorkerFailure:
         node_ip: Address of its node.
         type_name: Class name of the exception.
         message: ``str`` of the exception.
+        causes: Class name and text of what the exception was raised from, or while handling which.
         text: The traceback, the user's frames only.
         pickled: The exception object, or None when it cannot be pickled.
         failed_at: Seconds since the epoch, by the worker's clock.
         has_died: The process is gone; there is no exception of the user's.
         has_hung: Nothing moved any more; ``text`` holds the stacks of all ranks.
+        has_ended: Nothing has failed: ``message`` says why the attempt was ended.
         step: The step of the start-up that failed; empty for the train function itself.
     """
 
@@ -61,10 +85,12 @@ class WorkerFailure:
     type_name: str
     message: str
     text: str
+    causes: tuple[tuple[str, str], ...] = ()
     pickled: bytes | None = None
     failed_at: float = 0.0
     has_died: bool = False
     has_hung: bool = False
+    has_ended: bool = False
     step: str = ""
 
 
@@ -75,11 +101,24 @@ def capture(error: BaseException, *, world_rank: int, node_ip: str, step: str = 
         node_ip=node_ip,
         type_name=type(error).__name__,
         message=_safe_str(error),
+        causes=_causes(error),
         text=user_traceback(error),
         pickled=_pickle(error),
         failed_at=time.time(),
         step=step,
     )
+
+
+def _causes(error: BaseException) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    seen = {id(error)}
+    # What was being handled too, even behind "from None": it is still what had happened first.
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen and len(found) < _MAX_CAUSES:
+        seen.add(id(cause))
+        found.append((type(cause).__name__, _safe_str(cause)[:_MAX_CAUSE_CHARS]))
+        cause = cause.__cause__ or cause.__context__
+    return tuple(found)
 
 
 def died(world_rank: int, node_ip: str, detail: str, *, step: str = "", stack: str = "") -> WorkerFailure:
@@ -96,6 +135,21 @@ def died(world_rank: int, node_ip: str, detail: str, *, step: str = "", stack: s
         failed_at=time.time(),
         has_died=True,
         step=step,
+    )
+
+
+def ended(world_rank: int, node_ip: str, why: str, *, is_preempted: bool) -> WorkerFailure:
+    """Describe the end of an attempt in which nothing has failed."""
+    text = f"preempted: {why}" if is_preempted else why
+    return WorkerFailure(
+        world_rank=world_rank,
+        node_ip=node_ip,
+        type_name="WorkerDiedError",
+        message=text,
+        text=text,
+        failed_at=time.time(),
+        has_died=True,
+        has_ended=True,
     )
 
 
@@ -124,12 +178,12 @@ def hung(world_rank: int, node_ip: str, silent_s: float, stacks: Mapping[int, st
 
 
 def _user_lines(stack: str, limit: int = 5) -> list[str]:
-    """The innermost frames of the main thread, which comes last in what ``faulthandler`` writes of all threads."""
-    parts = [part for part in stack.split("\n\n") if 'File "' in part] or [stack]
-    frames = [line.strip() for line in parts[-1].splitlines()]
-    frames = [line for line in frames if line and not line.startswith(("Thread", "Current", "Stack", "Fatal"))]
-    kept = [line for line in frames if not any(folder in line for folder in (_LIBRARY_DIR, *_RAY_DIRS))]
-    return (kept or frames)[:limit] or ["(no stack)"]
+    """Where the main thread stands: the user's innermost frames, and the one it is in, the latest call last."""
+    frames = frames_of_main_thread(stack)
+    if not frames:
+        return [line.strip() for line in stack.splitlines() if line.strip()][:limit] or ["(no stack)"]
+    kept = [frame for frame in frames if not any(folder in frame for folder in _NOT_THE_USERS)] or frames
+    return [*reversed(kept[:limit]), *([] if kept[0] == frames[0] else frames[:1])]
 
 
 def user_traceback(error: BaseException) -> str:
@@ -150,8 +204,22 @@ def user_traceback(error: BaseException) -> str:
         kept = [frame for frame in part.stack if not _is_library_frame(frame.filename)]
         if kept:
             part.stack = traceback.StackSummary.from_list(kept)
-        part = part.__cause__ or part.__context__
-    return "".join(summary.format()).rstrip()
+        cause = part.__cause__ or part.__context__
+        if cause is not None and isinstance(error, TrainError) and all(map(_is_internal, cause.stack)):
+            # What the library has caught and put into words of its own would stand before the user's line.
+            part.__cause__ = part.__context__ = cause = None
+        part = cause
+    return _printable("".join(summary.format())).rstrip()
+
+
+def _is_internal(frame: traceback.FrameSummary) -> bool:
+    return any(folder in frame.filename for folder in _NOT_THE_USERS)
+
+
+def _printable(text: str) -> str:
+    """Text that every terminal and file takes: no lone surrogates, no control characters but line ends and tabs."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def restore_exception(failure: WorkerFailure) -> BaseException:
@@ -163,8 +231,8 @@ def restore_exception(failure: WorkerFailure) -> BaseException:
     if failure.pickled is not None:
         try:
             error = pickle.loads(failure.pickled)
-        # Its class may be missing here, or its constructor may refuse what pickle hands it.
-        except Exception:  # noqa: BLE001
+        # Its class may be missing here, or its constructor may refuse what pickle hands it. Not Ctrl-C.
+        except (Exception, SystemExit, GeneratorExit):  # noqa: BLE001
             error = None
         if isinstance(error, BaseException):
             if hasattr(error, "add_note"):
@@ -197,7 +265,7 @@ def build_error(
         is_preemption: Nodes were taken away, rather than that something failed.
     """
     by_rank = {failure.world_rank: failure for failure in failures}
-    order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in by_rank.values()])
+    order = culprit_first(list(by_rank.values()))
     exceptions = {rank: restore_exception(by_rank[rank]) for rank in order}
     text = _message([by_rank[rank] for rank in order], attempt=attempt, reason=reason, run_path=run_path, result=result)
     error: WorkerGroupError | PreemptionError
@@ -206,12 +274,19 @@ def build_error(
     return error
 
 
+def culprit_first(failures: Sequence[WorkerFailure]) -> list[int]:
+    """The world ranks of failed workers, the likely cause first (``order_by_cause``)."""
+    return order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died, f.causes) for f in failures])
+
+
 def describe(failures: Sequence[WorkerFailure]) -> str:
     """One line that names the likely culprit, for logs."""
-    order = order_by_cause([(f.world_rank, f.type_name, f.message, f.failed_at, f.has_died) for f in failures])
-    first = next(f for f in failures if f.world_rank == order[0])
+    culprit = culprit_first(failures)[0]
+    first = next(f for f in failures if f.world_rank == culprit)
     where = f" during {first.step}" if first.step else ""
     who = format_ranks([first.world_rank]) + _at(first.node_ip)
+    if first.has_ended:
+        return first.message
     if first.has_died:
         return f"the process of {who} died{where}: {_clip(first.message)}"
     if first.has_hung:
@@ -223,13 +298,14 @@ def _message(
     failures: Sequence[WorkerFailure], *, attempt: int, reason: str, run_path: str, result: Result | None
 ) -> str:
     first = failures[0]
-    same = [
-        f for f in failures if (f.type_name, f.message, f.has_died) == (first.type_name, first.message, first.has_died)
-    ]
-    others = [f for f in failures if f not in same]
+    same: list[WorkerFailure] = []
+    others: list[WorkerFailure] = []
+    for f in failures:
+        is_same = (f.type_name, f.message, f.has_died) == (first.type_name, first.message, first.has_died)
+        (same if is_same else others).append(f)
     ranks = format_ranks([f.world_rank for f in same])
     where = f" during {first.step}" if first.step else ""
-    how = "died" if first.has_died else "hangs" if first.has_hung else "failed"
+    how = "was taken away" if first.has_ended else "died" if first.has_died else "hangs" if first.has_hung else "failed"
     lines = [f"training failed: {ranks}{_at(first.node_ip)} {how}{where}."]
     text = first.text.splitlines()
     if len(text) > _MAX_TEXT_LINES:
@@ -249,10 +325,14 @@ def _message(
         if len(kinds) > 2:
             lines.append(f"and {len(kinds) - 2} more kinds of errors; see .worker_failures")
     lines.append(f"attempt {attempt}: {reason}.")
-    saved = "no checkpoint was committed"
+    if result is not None and result.metrics:
+        lines.append(f"last metrics: {_clip(_printable(str(result.metrics)), _MAX_METRICS_CHARS)}")
+    again = f"running it again with name={os.path.basename(run_path)!r}"
     if result is not None and result.checkpoint is not None:
-        saved = f"newest checkpoint: {result.checkpoint.path}"
-    lines.append(f"the run lies in {run_path} ({saved}); running it again with the same name resumes from there.")
+        where_from = f"resumes from its newest checkpoint, {os.path.basename(result.checkpoint.path)}"
+    else:
+        where_from = "starts from the beginning: no checkpoint was committed"
+    lines.append(f"the run lies in {run_path}; {again} {where_from}.")
     lines.append(f"{DOCUMENT} explains this message and what to do.")
     return "\n".join(lines)
 
@@ -298,7 +378,7 @@ def _clip(text: str, limit: int = 300) -> str:
 
 def _safe_str(error: BaseException) -> str:
     try:
-        return str(error)
+        return _printable(str(error))
     # The exception's own __str__ may be broken.
     except Exception:  # noqa: BLE001
         return "<its str() failed>"
@@ -311,7 +391,7 @@ def _pickle(error: BaseException) -> bytes | None:
         pickled: bytes = cloudpickle.dumps(error)
         # A pickle that cannot be opened here will not open on the driver either.
         pickle.loads(pickled)
-    # Exceptions may hold anything: locks, sockets, generators.
-    except Exception:  # noqa: BLE001
+    # Exceptions may hold anything (locks, sockets, generators), and their own code may raise anything.
+    except BaseException:  # noqa: BLE001
         return None
     return pickled

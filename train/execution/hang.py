@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["HangWatch"]
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = ["HangWatch", "frames_of_main_thread", "waits_for_others"]
+
+# Where a rank stands that waits for the others, among its innermost frames.
+_WAITING_FILES = (
+    os.sep + os.path.join("torch", "distributed") + os.sep,
+    os.path.join(str(Path(__file__).resolve().parent.parent), "collective.py"),
+)
+_MAX_WAITING_FRAMES = 8
 
 _SAME_TIME_S = 0.5
 
@@ -36,14 +47,33 @@ class HangWatch:
         """Seconds since any unfinished rank moved; 0.0 when all have finished."""
         return now - max(self._moved.values(), default=now)
 
-    def late_rank(self) -> int | None:
+    def late_rank(self, among: Collection[int] | None = None) -> int | None:
         """The unfinished rank that stopped moving first; the one with the fewest signs among equals.
+
+        Args:
+            among: Only these may be the one; by default any.
 
         Signs travel: of two within half a second the one that arrived first need not have been
         first, but a rank that hangs has missed a report that the others have made.
         """
-        if not self._moved:
+        moments = {rank: moved for rank, moved in self._moved.items() if among is None or rank in among}
+        if not moments:
             return None
-        first = min(self._moved.values())
-        early = [rank for rank, moved in self._moved.items() if moved <= first + _SAME_TIME_S]
+        first = min(moments.values())
+        early = [rank for rank, moved in moments.items() if moved <= first + _SAME_TIME_S]
         return min(early, key=lambda rank: (self._num_signs[rank], self._moved[rank], rank))
+
+
+def frames_of_main_thread(stacks: str) -> list[str]:
+    """The main thread's frames, innermost first, from what ``faulthandler`` writes of all threads.
+
+    That thread comes last.
+    """
+    parts = [part for part in stacks.split("\n\n") if 'File "' in part]
+    return [line.strip() for line in parts[-1].splitlines() if 'File "' in line] if parts else []
+
+
+def waits_for_others(stacks: str) -> bool:
+    """Whether a rank stands in a collective: then it is another one that does not come."""
+    innermost = frames_of_main_thread(stacks)[:_MAX_WAITING_FRAMES]
+    return any(file in frame for frame in innermost for file in _WAITING_FILES)

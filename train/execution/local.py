@@ -6,11 +6,14 @@ uploads that were asked to go on behind the scenes, so a debugger stops where th
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from ..context.current import current_context, set_context
 from ..context.identity import RunIdentity, WorkerIdentity
@@ -20,15 +23,14 @@ from ..context.scratch import Scratch
 from ..context.train_context import TrainContext
 from ..errors import NotInTrainFunctionError, TrainError
 from ..storage.store import RunStore
-from .datasets import shard_makers
+from .datasets import divide, release, shard_makers
 from .decide import Counts, FailureKind, after_failure
 from .failures import capture, describe
 from .ledger import Ledger, StartPoint
-from .messages import AttemptFailed, AttemptStarted, Event, Notice, RunEnd, RunSpec
+from .messages import AttemptFailed, AttemptStarted, DatasetShipment, Event, Notice, RunEnd, RunSpec
 from .train_function import TrainFunction
 
 __all__ = ["run_locally"]
-
 
 _GIVE_UP_S = 30.0
 _INTERRUPT_S = 5.0
@@ -105,7 +107,8 @@ def _run_attempts(
         start, events = ledger.begin_attempt(1)
         emit(events)
         sink = _DirectSink(ledger, emit)
-        context, reporter = _context(spec, sink, start)
+        datasets = divide(spec.datasets, world_size=1, fetch=_as_it_is)
+        context, reporter = _context(spec, sink, start, datasets)
         emit(
             [
                 AttemptStarted(
@@ -115,14 +118,15 @@ def _run_attempts(
                 )
             ]
         )
+        config = None if function.config is None else _own_copy(function.config)
         set_context(context)
         try:
-            value = function(context)
+            value = attrs.evolve(function, config=config)(context)
             reporter.finish()
         except KeyboardInterrupt:
             reporter.give_up(_INTERRUPT_S)
             sink.close()
-            ledger.end_attempt()
+            emit(ledger.end_attempt())
             ledger.close("interrupted")
             raise
         # As on a cluster, SystemExit and the like end the attempt, not the driver.
@@ -136,13 +140,23 @@ def _run_attempts(
             emit(
                 [
                     AttemptFailed(
-                        attempt=start.attempt, failures=(failure,), is_restart=step.is_restart, reason=step.reason
+                        attempt=start.attempt,
+                        failures=(failure,),
+                        is_restart=step.is_restart,
+                        reason=step.reason,
+                        counts=counts,
                     )
                 ]
             )
             if not step.is_restart:
                 ledger.close("failed", describe([failure]))
-                end = RunEnd(state="failed", attempt=start.attempt, reason=step.reason, failures=(failure,))
+                end = RunEnd(
+                    state="failed",
+                    attempt=start.attempt,
+                    reason=step.reason,
+                    failures=(failure,),
+                    metrics=ledger.last_metrics,
+                )
                 return end, None, error
             text = f"attempt {start.attempt} failed, restarting ({step.reason}): {describe([failure])}"
             emit([Notice(level=logging.WARNING, text=text)])
@@ -152,12 +166,15 @@ def _run_attempts(
             emit(ledger.rank_finished(0))
             emit(ledger.end_attempt())
             ledger.close("finished")
-            return RunEnd(state="finished", attempt=start.attempt), value, None
+            return RunEnd(state="finished", attempt=start.attempt, metrics=ledger.last_metrics), value, None
         finally:
             set_context(None)
+            release(datasets)
 
 
-def _context(spec: RunSpec, sink: _DirectSink, start: StartPoint) -> tuple[TrainContext, Reporter]:
+def _context(
+    spec: RunSpec, sink: _DirectSink, start: StartPoint, datasets: Mapping[str, DatasetShipment]
+) -> tuple[TrainContext, Reporter]:
     store = RunStore(spec.root, spec.run_name)
     reporter = Reporter(
         store,
@@ -174,13 +191,45 @@ def _context(spec: RunSpec, sink: _DirectSink, start: StartPoint) -> tuple[Train
     context = TrainContext(
         worker=WorkerIdentity(resources=resources, node_ip="127.0.0.1"),
         run=RunIdentity(
-            name=spec.run_name, path=store.path, run_id=spec.run_id, attempt=start.attempt, metadata=dict(spec.metadata)
+            name=spec.run_name,
+            path=store.path,
+            run_id=spec.run_id,
+            attempt=start.attempt,
+            metadata=_own_copy(dict(spec.metadata)),
         ),
         scaling_config=spec.scaling_config,
         store=store,
         reporter=reporter,
-        shards=shard_makers(spec.datasets, world_rank=0, world_size=1, fetch=lambda payload: payload),
+        shards=shard_makers(datasets, world_rank=0, world_size=1, fetch=_as_it_is),
         checkpoint=start.checkpoint,
         committed=lambda num_reports, timeout_s: sink.committed(num_reports, timeout_s, reporter),
     )
     return context, reporter
+
+
+def _as_it_is(payload: Any) -> Any:
+    """What was sent nowhere need not be fetched."""
+    return payload
+
+
+def _own_copy(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy for one attempt, as unpickling gives one to each worker on a cluster.
+
+    What the train function changes in it reaches neither the next attempt nor the driver. An entry
+    that cannot be copied (a lock, an open connection) is handed over itself: nothing has to be
+    picklable here, and to refuse it would take away a use of this mode.
+    """
+    try:
+        return copy.deepcopy(values)
+    # Copying runs code of the user's, which may raise anything.
+    except Exception:  # noqa: BLE001
+        # One by one then; what is no plain dict may mean more than its entries, and stays as it is.
+        return {name: _copy_or_self(value) for name, value in values.items()} if type(values) is dict else values
+
+
+def _copy_or_self(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    # As above.
+    except Exception:  # noqa: BLE001
+        return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -38,6 +39,8 @@ class Meetings:
         self._next = [0] * world_size
         self._open: dict[int, Meeting] = {}
         self._finished: set[int] = set()
+        self._excused: set[int] = set()
+        self._past: dict[int, Meeting] = {}
 
     def arrive(self, world_rank: int, kind: str, payload: Any) -> tuple[int, Meeting, bool]:
         """A rank makes its next call.
@@ -50,7 +53,7 @@ class Meetings:
         """
         number = self._next[world_rank]
         self._next[world_rank] += 1
-        meeting = self._open.setdefault(number, Meeting(kind))
+        meeting = self._past.get(number) or self._open.setdefault(number, Meeting(kind))
         if meeting.kind != kind:
             raise ValueError(
                 f"rank {world_rank} called {kind}() as its collective number {number + 1}, where "
@@ -59,10 +62,33 @@ class Meetings:
         meeting.arrived.add(world_rank)
         if world_rank == 0:
             meeting.payload = payload
-        is_complete = len(meeting.arrived) == self._world_size
+        is_complete = self.is_complete(meeting)
         if is_complete:
-            del self._open[number]
+            self._close(number, meeting)
         return number, meeting, is_complete
+
+    def _close(self, number: int, meeting: Meeting) -> None:
+        self._open.pop(number, None)
+        if len(meeting.arrived) < self._world_size:
+            # Those who were excused may come all the same, and get what the others got.
+            self._past[number] = meeting
+        else:
+            self._past.pop(number, None)
+
+    def is_complete(self, meeting: Meeting) -> bool:
+        """Whether all are there that must be."""
+        return len(meeting.arrived | self._excused) == self._world_size
+
+    def excuse(self, world_ranks: Iterable[int]) -> list[int]:
+        """Wait no longer for these ranks; returns the numbers of the meetings that are complete without them.
+
+        Rank 0 is always waited for: it brings what the others get.
+        """
+        self._excused |= set(world_ranks) - {0}
+        complete = {number: meeting for number, meeting in self._open.items() if self.is_complete(meeting)}
+        for number, meeting in complete.items():
+            self._close(number, meeting)
+        return list(complete)
 
     def finished(self, world_rank: int) -> list[int]:
         """A rank has returned and will come to no meeting; returns the numbers of those that now never fill."""
@@ -71,7 +97,7 @@ class Meetings:
 
     def never_fills(self, meeting: Meeting) -> bool:
         """Whether a rank that is missing has finished."""
-        return bool(self._finished - meeting.arrived)
+        return bool(self._finished - meeting.arrived - self._excused)
 
     def missing(self, meeting: Meeting) -> str:
         """The ranks that have not come, for messages."""

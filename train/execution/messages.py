@@ -14,6 +14,7 @@ from ..context.identity import RunIdentity, WorkerIdentity
 from ..storage.checkpoint import Checkpoint
 from ..storage.root import StorageRoot
 from .backend import BackendConfig
+from .decide import Counts
 from .failures import WorkerFailure
 from .probe import Probe
 
@@ -39,13 +40,17 @@ class DatasetShipment:
     Attributes:
         is_split: Each rank reads a part of it; otherwise all read the whole.
         remainder: ``DataConfig.remainder``.
-        payload: Ray reference to what every rank gets, or the object itself in local mode.
-        parts: One object per rank, for datasets that split themselves; else None.
+        payload: Ray reference to what every rank gets, or the object itself in local mode;
+            None for a dataset that splits itself.
+        source: The same for a dataset that splits itself, on its way to where that is done;
+            None when it is done, and for the others.
+        parts: One object per rank of the attempt, once such a dataset is split; else None.
     """
 
     is_split: bool
     remainder: str
     payload: Any = None
+    source: Any = None
     parts: tuple[Any, ...] | None = None
 
 
@@ -152,12 +157,17 @@ class CheckpointCommitted:
 
 @attrs.frozen(kw_only=True)
 class AttemptFailed:
-    """An attempt ended without success."""
+    """An attempt ended without success.
+
+    Attributes:
+        counts: All failures until now, for a controller that takes over.
+    """
 
     attempt: int
     failures: tuple[WorkerFailure, ...]
     is_restart: bool
     reason: str
+    counts: Counts = attrs.field(factory=Counts)
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +187,7 @@ class RunEnd:
         failures: What the last attempt failed with.
         value: Ray reference to rank 0's pickled return value, or None.
         value_problem: Why there is none.
+        metrics: Rank 0's last report, from memory: the storage may have refused it. None where nobody knows.
         is_preemption: The failures are the loss of nodes or a request to end.
         error: An error that no worker raised (storage, resources, the library itself), or None.
     """
@@ -189,6 +200,7 @@ class RunEnd:
     value_problem: str | None = None
     error: BaseException | None = None
     is_preemption: bool = False
+    metrics: Mapping[str, Any] | None = None
 
 
 Event = AttemptStarted | ReportCompleted | CheckpointCommitted | AttemptFailed | Notice | RunEnd

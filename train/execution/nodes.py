@@ -1,48 +1,87 @@
-"""Run a small function on the node of a worker: here if it is this node, else as a task there."""
+"""Run a small function on the nodes of workers: here if it is this node, else as a task there."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-__all__ = ["find_lost_nodes", "living_nodes", "on_node"]
-
-T = TypeVar("T")
+__all__ = ["find_lost_nodes", "living_nodes", "on_nodes"]
 
 _CONNECT_TIMEOUT_S = 2.0
 _NOTICED_AFTER_S = 60.0
 _POLL_S = 0.1
+_MAX_THREADS = 16
 
 
-async def on_node(node_id: str, function: Callable[..., T], *args: Any, timeout_s: float) -> T:
-    """Call ``function(*args)`` on a node.
+async def on_nodes(
+    function: Callable[..., Any], calls: Mapping[int, tuple[str, tuple[Any, ...]]], *, timeout_s: float
+) -> dict[int, Any]:
+    """Call a function once per rank on that rank's node: one task a node, all nodes at the same time.
 
     Args:
-        node_id: Ray's id of the node.
-        function: Blocking; importable or picklable.
+        function: Blocking; importable by name.
+        calls: World rank → Ray's id of the node, and the arguments.
         timeout_s: Seconds to wait for a node other than this one.
 
-    Raises:
-        ray.exceptions.RayError: The node is gone.
-        asyncio.TimeoutError: It did not answer in time.
+    Returns:
+        World rank → what the function returned, or the exception: the function's own, a ``RayError`` where the
+        node is gone, ``asyncio.TimeoutError`` where it did not answer in time.
     """
-    if node_id == ray.get_runtime_context().get_node_id():
-        return await asyncio.to_thread(function, *args)
-    task = ray.remote(num_cpus=0, max_retries=0)(function).options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-    )
+    by_node: dict[str, list[int]] = {}
+    for rank, (node_id, _) in calls.items():
+        by_node.setdefault(node_id, []).append(rank)
+    here = ray.get_runtime_context().get_node_id()
 
-    async def wait() -> T:
-        result: T = await task.remote(*args)
-        return result
+    async def on_one(node_id: str, ranks: Sequence[int]) -> dict[int, Any]:
+        arguments = [calls[rank][1] for rank in ranks]
+        if node_id == here:
+            return dict(zip(ranks, await asyncio.to_thread(call_each, function, arguments), strict=True))
+        task = _remote_call_each().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False))
 
-    return await asyncio.wait_for(wait(), timeout_s)
+        async def wait() -> list[Any]:
+            found: list[Any] = await task.remote(function, arguments)
+            return found
+
+        try:
+            return dict(zip(ranks, await asyncio.wait_for(wait(), timeout_s), strict=True))
+        except (RayError, asyncio.TimeoutError) as error:
+            return dict.fromkeys(ranks, error)
+
+    found: dict[int, Any] = {}
+    for part in await asyncio.gather(*[on_one(node_id, ranks) for node_id, ranks in by_node.items()]):
+        found.update(part)
+    return found
+
+
+def call_each(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Call a function with each of the arguments at the same time; an exception stands for its result."""
+
+    def call(args: tuple[Any, ...]) -> Any:
+        try:
+            return function(*args)
+        # One rank's folder may be gone; the others are still to be looked at.
+        except Exception as error:  # noqa: BLE001
+            return error
+
+    if len(arguments) == 1:
+        return [call(arguments[0])]
+    with ThreadPoolExecutor(min(len(arguments), _MAX_THREADS)) as pool:
+        return list(pool.map(call, arguments))
+
+
+@functools.cache
+def _remote_call_each() -> Any:
+    """One remote function for all calls: Ray keeps each that is made until the job ends."""
+    return ray.remote(num_cpus=0, max_retries=0)(call_each)
 
 
 def living_nodes() -> set[str]:

@@ -20,6 +20,7 @@ class WorkerFacts:
         node_ip: The node's address.
         hostname: The node's name.
         pid: Process id on that node.
+        started: Start time of that process, by which it is told from a later one of the same id.
         gpu_ids: Ids of the GPUs assigned to it, as Ray gives them.
         resources: What is reserved for it: name → amount.
     """
@@ -28,6 +29,7 @@ class WorkerFacts:
     node_ip: str
     hostname: str
     pid: int
+    started: str = ""
     gpu_ids: tuple[str, ...] = ()
     resources: Mapping[str, float] = attrs.field(factory=dict)
 

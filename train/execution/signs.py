@@ -63,6 +63,8 @@ class WorkerSigns:
         elif command["kind"] == "preempt":
             nodes = {node: tuple(ranks) for node, ranks in command["nodes"].items()}
             self.notices.preempt(PreemptionInfo(deadline_ms=command["deadline_ms"], preempted_node_to_ranks=nodes))
+        elif command["kind"] == "stacks":
+            self._stacks.write()
         elif command["kind"] == "checkpoint":
             self.notices.ask_for_checkpoint()
 

@@ -66,6 +66,11 @@ def check_train_function(function: Any, config: Any) -> TrainFunction:
             else "; pass the function, not its name"
         )
         raise TrainFunctionError(f"train_loop_per_worker must be a function, got {type(function).__name__}{hint}")
+    if inspect.isclass(function):
+        raise TrainFunctionError(
+            f"train_loop_per_worker must be a function, got the class {_name(function)}, which would only be "
+            "constructed; pass a function that constructs it and trains"
+        )
     if config is not None and not isinstance(config, Mapping):
         raise ConfigTypeError(f"train_loop_config must be a dict, got {type(config).__name__}")
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import socket
+import sys
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ..context.current import set_context
-from ..context.journal import Journal, journal_root, sweep
+from ..context.journal import Journal, remove_journal, sweep
 from ..context.outbox import Outbox
 from ..context.reporter import Reporter
 from ..context.scratch import Scratch
 from ..context.train_context import TrainContext
 from ..errors import CollectiveError
 from ..storage.store import RunStore
+from .control import Process
 from .datasets import shard_makers
 from .failures import capture
 from .messages import RunReturn, WorkerSetup
@@ -31,7 +36,6 @@ logger = logging.getLogger("ray_lite.train")
 
 _FLUSH_TIMEOUT_S = 30.0
 _INLINE_BYTES = 100_000
-_BEAT_S = 1.0
 
 
 class Worker:
@@ -58,6 +62,7 @@ class Worker:
             node_ip=ray.util.get_node_ip_address(),
             hostname=socket.gethostname(),
             pid=os.getpid(),
+            started=Process.this().started,
             gpu_ids=gpu_ids,
         )
 
@@ -91,10 +96,19 @@ class Worker:
             return found
 
         self._identity = identity
-        sweep(journal_root())
-        self._outbox = Outbox(send, Journal(setup.journal_folder))
+        # The controller has named the folder; where this process's own would be, does not matter.
+        self._folder = setup.journal_folder
+        sweep(Path(setup.journal_folder).parents[2])
+        # It makes the folder, in which the signs lie too.
+        journal = Journal(setup.journal_folder)
         self._signs = WorkerSigns(
             setup.journal_folder, on_sigterm=lambda: controller.sigterm_received.remote(attempt, rank)
+        )
+        self._outbox = Outbox(
+            send,
+            journal,
+            is_temporary=lambda error: isinstance(error, ray.exceptions.ActorUnavailableError),
+            beat=self._signs.beat,
         )
         root, checkpoint, is_carried = as_seen_here(setup.root, setup.checkpoint, setup.probe, controller)
         store = RunStore(root, setup.run.name)
@@ -104,6 +118,7 @@ class Worker:
             attempt=attempt,
             first_report_index=setup.first_report_index,
             scratch=Scratch(setup.journal_folder),
+            beat=self._signs.beat,
         )
         self._context = TrainContext(
             worker=identity,
@@ -133,14 +148,16 @@ class Worker:
             How it ended, and on rank 0 its pickled return value.
         """
         failure = value = value_problem = None
+        pid = os.getpid()
         try:
             value = self._function(self._context)
-            while not self._reporter.wait(_BEAT_S):
-                # Its files are on their way: that is no hang.
-                self._signs.beat()
+            if os.getpid() != pid:
+                _end_child(None)
             self._reporter.finish()
         # SystemExit, KeyboardInterrupt and GeneratorExit of the user's code end the rank like any other exception.
         except BaseException as error:  # noqa: BLE001
+            if os.getpid() != pid:
+                _end_child(error)
             failure = capture(error, world_rank=self._identity.world_rank, node_ip=self._identity.node_ip)
             # What was handed over before is stored, if the storage does not take too long.
             self._reporter.give_up(_FLUSH_TIMEOUT_S)
@@ -158,11 +175,40 @@ class Worker:
             has_seen_preemption=self._context.has_seen_preemption,
         ), pickled
 
-    def teardown(self) -> None:
-        """The attempt is over and everything has arrived: end the threads, take the context away."""
+    def teardown(self, has_arrived: bool = False) -> None:
+        """The attempt is over: end the threads, take the context away.
+
+        Args:
+            has_arrived: Everything has arrived, so that this worker's own folder can go, too.
+        """
         set_context(None)
         self._signs.close()
         self._outbox.close(_FLUSH_TIMEOUT_S)
+        if has_arrived:
+            remove_journal(self._folder)
+            # Those of the attempt and of the run, once nobody else on this node has anything in them.
+            for parent in list(Path(self._folder).parents)[:2]:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that the train function has forked, and that leaves the function by the same way as its parent.
+
+    It has none of Ray's threads, so that its "result" would never arrive and the process never end.
+    """
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _pickle_value(value: Any) -> tuple[bytes | None, str | None]:

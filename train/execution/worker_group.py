@@ -14,19 +14,21 @@ import ray
 from ray import PlacementGroupID
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ..configs.scaling import ScalingConfig
 from ..context.identity import WorkerIdentity
-from ..errors import ResourcesError, explained
+from ..errors import ResourcesError, TrainError, explained
 from . import placement
+from .control import Process
+from .failures import format_ranks
 from .holders import room_name, room_prefix
 from .ranks import WorkerFacts, assign_ranks
 from .worker import Worker
 
 _CREATION_S = 0.5
 
-__all__ = ["BackendWorkers", "Room", "WorkerGroup", "check_room", "remove_rooms"]
+__all__ = ["BackendWorkers", "Room", "WorkerGroup", "check_room", "of_rank", "rank_of", "remove_rooms"]
 
 
 class Room:
@@ -39,13 +41,9 @@ class Room:
     def __init__(self, config: ScalingConfig, num_workers: int, run_id: str, run_name: str) -> None:
         # The name lets the driver find it when this process is gone, and tells others who wait whose it is.
         options: dict[str, Any] = {"name": room_name(run_id, secrets.token_hex(4), run_name)}
-        selector = config.label_selector
-        if selector is not None:
-            options["bundle_label_selector"] = (
-                [dict(selector)] * num_workers
-                if isinstance(selector, Mapping)
-                else [dict(s) for s in selector][:num_workers]
-            )
+        selectors = placement.bundle_selectors(config, num_workers)
+        if selectors is not None:
+            options["bundle_label_selector"] = selectors
         bundle = {name: amount for name, amount in config.worker_resources.items() if amount > 0}
         # A placement group refuses empty bundles; workers that ask for nothing need no room.
         self.group: PlacementGroup | None = (
@@ -58,6 +56,13 @@ class Room:
     def wait(self, timeout_s: float) -> bool:
         """Block until the room is there; False when it is not in time."""
         return self.group is None or bool(self.group.wait(timeout_s))
+
+    def nodes(self) -> list[str]:
+        """Ray's id of the node of each bundle, by index; empty for workers that need no room."""
+        if self.group is None:
+            return []
+        bundles = ray.util.placement_group_table(self.group).get("bundles_to_node_id", {})
+        return [bundles[index] for index in sorted(bundles)]
 
     def remove(self) -> None:
         """Give the room back."""
@@ -94,6 +99,20 @@ class _Member:
     identity: WorkerIdentity | None = None
 
 
+@attrs.frozen
+class _Standby:
+    """A worker without a place.
+
+    Attributes:
+        described: Its first call, which imports the framework.
+        node_id: Where it is; None where the room lies on no node.
+    """
+
+    actor: Any
+    described: Any
+    node_id: str | None
+
+
 class WorkerGroup:
     """One worker per bundle of the room.
 
@@ -119,7 +138,7 @@ class WorkerGroup:
         self._num_standby = num_standby
         self._places: list[_Member | None] = [None] * room.num_workers
         self._by_rank: list[_Member] = []
-        self._standbys: list[tuple[Any, Any]] = []
+        self._standbys: list[_Standby] = []
         self._first_calls: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,18 +158,17 @@ class WorkerGroup:
         """Who holds which rank, by world rank; empty before ``assign``."""
         return [member.identity for member in self._by_rank if member.identity is not None]
 
-    def pid(self, world_rank: int) -> int:
-        """Process id of a worker on its node."""
+    def process(self, world_rank: int) -> Process:
+        """The process of a worker, on its node."""
         facts = self._by_rank[world_rank].facts
         assert facts is not None
-        return facts.pid
+        return Process(facts.pid, facts.started)
 
     def fill(self) -> None:
         """Start an actor in each empty place; one that stands by takes it at once."""
         for index, place in enumerate(self._places):
             if place is None:
-                actor = self._standbys.pop(0)[0] if self._standbys else self._start(index)
-                self._places[index] = _Member(actor)
+                self._places[index] = _Member(self._take_standby(index) or self._start(index))
 
     def begin_imports(self) -> None:
         """Let the processes import what they need as soon as they are up, before anybody asks them."""
@@ -188,17 +206,36 @@ class WorkerGroup:
 
     def raise_standbys(self) -> None:
         """Start the workers that stand by, when some are missing; returns at once."""
-        while len(self._standbys) < self._num_standby:
+        if len(self._standbys) >= self._num_standby:
+            return
+        # On the nodes of the room, one after the other: a standby can only stand in on its own node.
+        nodes = list(dict.fromkeys(self._room.nodes()))
+        for index in range(len(self._standbys), self._num_standby):
+            options = self._common()
+            node_id = nodes[index % len(nodes)] if nodes else None
+            if node_id is not None:
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
             # No CPU of its own: it will work on the room of the one that it replaces.
-            actor = _worker_class().options(num_cpus=0, max_restarts=0, **self._common()).remote()
+            actor = _worker_class().options(num_cpus=0, max_restarts=0, **options).remote()
             # The call imports the framework; its reference is kept so that nobody waits for it.
-            self._standbys.append((actor, actor.describe.remote(self._preload_modules)))
+            self._standbys.append(_Standby(actor, actor.describe.remote(self._preload_modules), node_id))
+
+    def _take_standby(self, index: int) -> Any:
+        """One that stands by on the node of a place; None when there is none."""
+        if not self._standbys:
+            return None
+        nodes = self._room.nodes()
+        for standby in self._standbys:
+            if not nodes or standby.node_id == nodes[index]:
+                self._standbys.remove(standby)
+                return standby.actor
+        return None
 
     def close(self) -> None:
         """End everything, those that stand by too."""
         self.kill()
-        for actor, _ in self._standbys:
-            ray.kill(actor, no_restart=True)
+        for standby in self._standbys:
+            ray.kill(standby.actor, no_restart=True)
         self._standbys.clear()
 
     def _start(self, index: int) -> Any:
@@ -239,9 +276,16 @@ def check_room(config: ScalingConfig) -> None:
     """
     if config.resources_timeout_s is not None or _has_autoscaler():
         return
-    totals = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
     least = config.min_workers
-    if not placement.can_ever_fit(config.worker_resources, least, config.placement_strategy, totals):
+    if not placement.can_ever_fit(
+        config.worker_resources,
+        least,
+        config.placement_strategy,
+        [node["Resources"] for node in nodes],
+        label_selector=config.label_selector,
+        node_labels=[node.get("Labels", {}) for node in nodes],
+    ):
         total, free = ray.cluster_resources(), ray.available_resources()
         raise ResourcesError(explained(placement.infeasible_message(config, least, total, free)))
 
@@ -283,7 +327,7 @@ class BackendWorkers:
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``fn`` on all workers at once and wait; the first error is raised."""
-        return self._wait_for(self.execute_async(fn, *args, **kwargs))
+        return self._wait_for(dict(zip(self._ranks, self.execute_async(fn, *args, **kwargs), strict=True)))
 
     def execute_async(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Start ``fn`` on all workers; returns Ray object references."""
@@ -291,15 +335,46 @@ class BackendWorkers:
 
     def execute_single(self, world_rank: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``fn`` on one worker and wait."""
-        return self._wait_for([self.execute_single_async(world_rank, fn, *args, **kwargs)])[0]
+        call = self.execute_single_async(world_rank, fn, *args, **kwargs)
+        return self._wait_for({self._ranks[world_rank]: call})[0]
 
     def execute_single_async(self, world_rank: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Start ``fn`` on one worker; returns a Ray object reference."""
         return self._group.call(self._ranks[world_rank], "execute", fn, args, kwargs)
 
-    def _wait_for(self, references: Sequence[Any]) -> list[Any]:
+    def _wait_for(self, references: Mapping[int, Any]) -> list[Any]:
+        """Wait for the calls of these ranks; the first error is raised."""
+
         async def gather() -> list[Any]:
-            return list(await asyncio.gather(*references))
+            calls = {rank: asyncio.ensure_future(of_rank(rank, call)) for rank, call in references.items()}
+            await asyncio.wait(calls.values(), timeout=self._timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            late = []
+            for rank, call in calls.items():
+                if not call.done():
+                    call.cancel()
+                    late.append(rank)
+                elif error := call.exception():
+                    raise error
+            if late:
+                raise TrainError(
+                    f"{format_ranks(late)} did not come back from a call of the backend within {self._timeout_s:g} s"
+                )
+            return [call.result() for call in calls.values()]
 
         # Not ray.get(): in an async actor it would warn, from whichever thread it is called.
-        return asyncio.run_coroutine_threadsafe(gather(), self._loop).result(self._timeout_s)
+        return asyncio.run_coroutine_threadsafe(gather(), self._loop).result()
+
+
+async def of_rank(world_rank: int, call: Any) -> Any:
+    """Wait for a call of one worker; an error of Ray's then knows its ``world_rank``."""
+    try:
+        return await call
+    except RayError as error:
+        error.world_rank = world_rank  # type: ignore[attr-defined]  # for rank_of
+        raise
+
+
+def rank_of(error: BaseException) -> int:
+    """The rank that ``of_rank`` has noted on an error; -1 when it is not known."""
+    rank = getattr(error, "world_rank", -1)
+    return rank if isinstance(rank, int) else -1
