@@ -296,7 +296,7 @@ def test_who_is_asked_for_a_checkpoint_because_of_a_preemption_finds_it():
     notices.ask_for_checkpoint()
     assert notices.wants_checkpoint
     assert not notices.has_seen_preemption
-    notices.reported(has_files=True)
+    notices.reported()
     assert not notices.wants_checkpoint
     notices.preempt(PreemptionInfo(deadline_ms=1))
     assert notices.wants_checkpoint

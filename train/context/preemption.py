@@ -64,13 +64,14 @@ class Notices:
         """A checkpoint soon would save work: the group is about to change its size."""
         self._was_told, self._wants_checkpoint = False, True
 
-    def reported(self, *, has_files: bool) -> None:
-        """This rank has made a report.
+    def reported(self) -> None:
+        """This rank has made a report, which is the answer if it was told before.
 
-        A rank that was told and reports without files of its own leaves them to another one, often rank 0: what was
-        asked for is answered all the same, or the ranks would go on with different answers.
+        With files or without: a rank that has none leaves them to another one, often rank 0, and the ranks should
+        not go on with different answers. One that was not told yet, as the notice came while it was reporting, is
+        still to be told: it may have to leave.
         """
-        if has_files or self._was_told:
+        if self._was_told:
             self._wants_checkpoint = self._was_told = False
 
     @property

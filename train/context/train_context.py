@@ -150,7 +150,7 @@ class TrainContext:
             validation=validation,
         )
         self._reporter.report(metrics, checkpoint, options)
-        self._notices.reported(has_files=checkpoint is not None)
+        self._notices.reported()
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The checkpoint to continue from.

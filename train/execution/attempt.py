@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -15,17 +15,15 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ..context.identity import RunIdentity, WorkerIdentity
-from ..context.journal import read_tail, remove_journal
 from ..context.preemption import DEFAULT_GRACE_S
-from ..errors import CollectiveError, TrainError, WorkerStartError, explained
-from .control import Process, kill_if_stopped, read_stacks, seconds_since_heartbeat, send_command
+from ..errors import TrainError, WorkerStartError
 from .datasets import divide, reads_by_tasks, release
 from .decide import FailureKind, is_cascade
-from .exits import Exits, death_detail, describe_exit, read_crash
+from .exits import death_detail
 from .failures import WorkerFailure, capture, died, ended, format_ranks, hung
+from .gathering import Gathering
 from .hang import HangWatch, waits_for_others
 from .ledger import Ledger, StartPoint
-from .meeting import Meetings
 from .messages import (
     AttemptStarted,
     CheckpointCommitted,
@@ -36,9 +34,10 @@ from .messages import (
     RunSpec,
     WorkerSetup,
 )
-from .nodes import find_lost_nodes, on_nodes
+from .nodes import find_lost_nodes
 from .probe import probe_in
 from .signs import deadline_ms
+from .sites import Sites
 from .worker_group import BackendWorkers, WorkerGroup, of_rank, rank_of
 
 __all__ = ["Attempt", "AttemptFailedError", "Finished"]
@@ -55,9 +54,7 @@ _START_NOTICE_S = 30.0
 _CAUSE_WINDOW_S = 1.0
 _DEATH_WINDOW_S = 0.05
 _REST_WINDOW_S = 1.0
-_NODE_TIMEOUT_S = 10.0
 _SHUTDOWN_TIMEOUT_S = 5.0
-_MEETING_NOTICE_S = 30.0
 _SILENCE_NOTICE_S = 600.0
 _DRAIN_LOOK_S = 2.0
 _UNKNOWN_DRAIN_S = 120.0
@@ -127,16 +124,13 @@ class Attempt:
         self._world_size, self._journal_folder, self._wants_more = world_size, journal_folder, wants_more
         self._told = told
         self.number = start.attempt
-        # Taken once: while this attempt is being closed, the group already makes the next one.
+        # Both taken once: while this attempt is being closed, the group already makes the next one.
         self._identities: list[WorkerIdentity] = []
-        self._processes: list[Process] = []
-        self._exits = Exits(())
+        self._sites: Sites | None = None
         # Divided among the ranks of this attempt.
         self._datasets: Mapping[str, DatasetShipment] = {}
-        self._here = ray.get_runtime_context().get_node_id()
         self._num_received = [0] * world_size
-        self._meetings = Meetings(world_size)
-        self._filled: dict[int, asyncio.Event] = {}
+        self._gathering = Gathering(world_size, self._warn)
         self._hang = HangWatch(world_size, time.monotonic())
         self._returned: dict[int, RunReturn] = {}
         self._ledger_error: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -145,7 +139,6 @@ class Attempt:
         self._ledger_error.add_done_callback(lambda _: self._changed.set())
         self._preempted_until: float | None = None
         self._preempted_ranks: set[int] = set()
-        self._is_over = False
         self._asked_to_grow_at: float | None = None
         self._committed_since_asked = False
         self._has_warned_of_silence = False
@@ -179,38 +172,8 @@ class Attempt:
 
     async def meet(self, world_rank: int, kind: str, payload: Any, timeout_s: float) -> Any:
         """Bring a rank together with all others; returns what rank 0 brought, or why it cannot be."""
-        try:
-            number, meeting, is_complete = self._meetings.arrive(world_rank, kind, payload)
-        except ValueError as error:
-            return CollectiveError(str(error))
         self._hang.moved(world_rank, time.monotonic())
-        filled = self._filled.setdefault(number, asyncio.Event())
-        if is_complete:
-            filled.set()
-            self._filled.pop(number, None)
-            return meeting.payload
-        deadline = time.monotonic() + timeout_s
-        while not filled.is_set() and not self._meetings.never_fills(meeting) and not self._is_over:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(filled.wait(), min(left, _MEETING_NOTICE_S))
-                break
-            if world_rank == min(meeting.arrived) and deadline > time.monotonic():
-                text = f"{kind}() is still waiting for {self._meetings.missing(meeting)}"
-                self._emit([Notice(level=logging.WARNING, text=text)])
-        if self._meetings.is_complete(meeting):
-            return meeting.payload
-        if self._is_over:
-            return CollectiveError(f"attempt {self.number} ends, and with it {kind}() on rank {world_rank}")
-        why = "they have finished" if self._meetings.never_fills(meeting) else f"not within timeout_s={timeout_s:g}"
-        return CollectiveError(
-            explained(
-                f"{kind}() on rank {world_rank} waits in vain for {self._meetings.missing(meeting)}: {why}; "
-                "every rank must make the same collective calls"
-            )
-        )
+        return await self._gathering.meet(world_rank, kind, payload, timeout_s)
 
     async def preempt(self, nodes: dict[str, list[int]], deadline_s: float, why: str, extra_s: float = 0.0) -> None:
         """Tell all ranks that workers are about to be taken away.
@@ -232,13 +195,12 @@ class Attempt:
         self._preempted_ranks |= affected
         ranks = format_ranks(found) if found else "all ranks"
         text = f"{ranks} will be taken away in {deadline_s:.0f} s ({why}); train functions are asked for a checkpoint"
-        self._emit([Notice(level=logging.WARNING, text=text)])
+        self._warn(text)
         if self._spec.failure_config.relax_collectives_on_preemption and found:
-            for number in self._meetings.excuse(found):
-                if number in self._filled:
-                    self._filled.pop(number).set()
+            self._gathering.excuse(found)
         command = {"kind": "preempt", "deadline_ms": deadline_ms(deadline_s), "nodes": nodes}
-        await self._tell_all(command)
+        if self._sites is not None:
+            await self._sites.tell_all(command)
         self._changed.set()
 
     async def sigterm_received(self, world_rank: int) -> None:
@@ -261,8 +223,8 @@ class Attempt:
         """
         await self._bounded(starting, "starting the worker processes")
         self._identities = self._group.identities
-        self._processes = [self._group.process(rank) for rank in range(len(self._group))]
-        self._exits = Exits(self._processes[i.world_rank].pid for i in self._identities if i.node_id == self._here)
+        processes = [self._group.process(rank) for rank in range(len(self._group))]
+        self._sites = Sites(self._identities, processes, self._journal_folder)
         try:
             self._datasets = await self._bounded(self._divide_datasets(), "splitting the datasets")
             await self._bounded(self._set_up(controller), "setting up the workers")
@@ -280,7 +242,7 @@ class Attempt:
             return await self._watch()
         finally:
             release(self._datasets)
-            self._exits.close()
+            self._sites.close()
 
     async def _divide_datasets(self) -> dict[str, DatasetShipment]:
         """New parts of the datasets that split themselves, one for each rank that there is now."""
@@ -301,7 +263,7 @@ class Attempt:
                 f"dataset {names[0]!r} is read by tasks of Ray Data, and the workers hold every CPU of the cluster: "
                 "it may never give a batch; leave it at least one CPU"
             )
-            self._emit([Notice(level=logging.WARNING, text=text)])
+            self._warn(text)
         return divided
 
     async def _set_up(self, controller: Any) -> None:
@@ -370,7 +332,7 @@ class Attempt:
                 waited = time.monotonic() - began
                 if waited > _START_TIMEOUT_S:
                     raise WorkerStartError(step, f"not done after {waited:.0f} s")
-                self._emit([Notice(level=logging.WARNING, text=f"still {step} after {waited:.0f} s")])
+                self._warn(f"still {step} after {waited:.0f} s")
         except asyncio.CancelledError:
             raise
         # Backends are user-extensible: any error of a hook is a start-up that failed.
@@ -388,7 +350,7 @@ class Attempt:
                 if await find_lost_nodes({self._identities[rank].node_id}):
                     lost = attrs.evolve(failure, message=f"its node was lost; {failure.message}")
                     return AttemptFailedError(FailureKind.PREEMPTION, [lost])
-                failure = await self._explain(failure)
+                failure = await self._known_sites.explain(failure)
         elif isinstance(error, RayTaskError):
             cause = error.cause if isinstance(error.cause, Exception) else error
             node_ip = getattr(error, "ip", node_ip)
@@ -468,13 +430,12 @@ class Attempt:
                 failures.append(result)
                 continue
             if self._num_received[rank] < result.num_records:
-                await self._take_tail(rank)
+                after = self._num_received[rank]
+                await self._take_in(rank, after, await self._known_sites.tail(rank, after))
             events = await self._in_ledger(self._ledger.rank_finished, rank)
             self._note_commits(events)
             self._emit(events)
-            for number in self._meetings.finished(rank):
-                if number in self._filled:
-                    self._filled[number].set()
+            self._gathering.finished(rank)
         return failures
 
     def _result_of(self, future: asyncio.Future[Any], rank: int) -> RunReturn | WorkerFailure:
@@ -509,7 +470,7 @@ class Attempt:
         self, failures: list[WorkerFailure], pending: dict[asyncio.Future[Any], int]
     ) -> AttemptFailedError:
         at_rest: list[int] = []
-        self.end_meetings()
+        self._gathering.end()
         # So are those that stand at the start of an epoch and wait for the rank that failed.
         release(self._datasets)
         if self._spec.failure_config.restart == "in_place":
@@ -526,7 +487,7 @@ class Attempt:
                     if self._identities[f.world_rank].node_id in gone
                 ]
                 return AttemptFailedError(FailureKind.PREEMPTION, lost, at_rest)
-            explained = await asyncio.gather(*map(self._explain, dead))
+            explained = await asyncio.gather(*map(self._known_sites.explain, dead))
             failures = [*explained, *(f for f in failures if not f.has_died)]
         return AttemptFailedError(FailureKind.WORKER, failures, at_rest)
 
@@ -536,22 +497,6 @@ class Attempt:
             return False
         own = [f for f in failures if not f.has_died and not is_cascade(f.type_name, f.message, f.causes)]
         return not own or any(f.world_rank in self._preempted_ranks for f in failures)
-
-    async def _explain(self, failure: WorkerFailure) -> WorkerFailure:
-        """Say how a process on a living node has ended."""
-        rank = failure.world_rank
-        stack, status, was_out_of_memory = "", None, False
-        found = (await self._on_each(read_crash, lambda r: (self._journal_folder(r),), [rank]))[rank]
-        if isinstance(found, str):
-            stack = found
-        if self._identities[rank].node_id == self._here:
-            status = await asyncio.to_thread(self._exits.status, self._processes[rank].pid)
-            was_out_of_memory = self._exits.was_out_of_memory()
-        ended = describe_exit(status, stack, was_out_of_memory=was_out_of_memory)
-        detail = death_detail(failure.message, ended)
-        return attrs.evolve(
-            died(rank, failure.node_ip, detail, step=failure.step, stack=stack), failed_at=failure.failed_at
-        )
 
     async def _bring_to_rest(self, pending: dict[asyncio.Future[Any], int]) -> list[int]:
         """Let go of the backend on the ranks that rest, so that the others stop waiting for them."""
@@ -591,19 +536,15 @@ class Attempt:
             self._has_warned_of_silence = False
         if not is_silent or self._preempted_until is not None or (limit is None and self._has_warned_of_silence):
             return
-        await self._read_heartbeats(unfinished)
-        silent = self._hang.silent_for(time.monotonic())
+        ages = await self._known_sites.silences(unfinished)
+        now = time.monotonic()
+        for rank, age in ages.items():
+            self._hang.moved(rank, now - age, num_signs=0)
+        silent = self._hang.silent_for(now)
         if silent < notice:
             return
         # A warning must not disturb the run, so that no signal is sent for it.
-        may_signal = limit is not None
-        stacks = await self._on_each(
-            read_stacks, lambda rank: (self._journal_folder(rank), self._processes[rank], may_signal), unfinished
-        )
-        stacks = {
-            rank: f"its node does not answer ({type(stack).__name__})" if isinstance(stack, Exception) else stack
-            for rank, stack in sorted(stacks.items())
-        }
+        stacks = await self._known_sites.stacks(unfinished, may_signal=limit is not None)
         # A rank that cannot even answer is the one the others wait for.
         stopped = [rank for rank, stack in stacks.items() if "stopped" in stack.split("\n")[0]]
         not_waiting = [rank for rank, stack in stacks.items() if not waits_for_others(stack)]
@@ -612,16 +553,9 @@ class Attempt:
         failure = hung(late, self._identities[late].node_ip, silent, stacks)
         if limit is None:
             self._has_warned_of_silence = True
-            self._emit([Notice(level=logging.WARNING, text=failure.text)])
+            self._warn(failure.text)
             return
         raise AttemptFailedError(FailureKind.WORKER, [failure])
-
-    async def _read_heartbeats(self, ranks: set[int]) -> None:
-        ages = await self._on_each(seconds_since_heartbeat, lambda rank: (self._journal_folder(rank),), ranks)
-        now = time.monotonic()
-        for rank, age in ages.items():
-            if isinstance(age, float):
-                self._hang.moved(rank, now - age, num_signs=0)
 
     # -- nodes that leave, room that comes -----------------------------------------------------
 
@@ -668,7 +602,7 @@ class Attempt:
             self._asked_to_grow_at = time.monotonic()
             text = "there is room for more workers: the group grows at the next checkpoint"
             self._emit([Notice(level=logging.INFO, text=text)])
-            task = asyncio.ensure_future(self._tell_all({"kind": "checkpoint"}))
+            task = asyncio.ensure_future(self._known_sites.tell_all({"kind": "checkpoint"}))
             task.add_done_callback(_take_note)
 
     def _note_commits(self, events: Sequence[Event]) -> None:
@@ -689,7 +623,7 @@ class Attempt:
         if problem is not None:
             # The run is finished and on disk; a clean-up that fails must not undo that.
             text = f"the workers did not end in order and were killed: {type(problem).__name__}: {problem}"
-            self._emit([Notice(level=logging.WARNING, text=text)])
+            self._warn(text)
 
     async def _shut_backend_down(self, ranks: Sequence[int]) -> BaseException | None:
         if not ranks:
@@ -705,61 +639,40 @@ class Attempt:
             return error
         return None
 
-    def end_meetings(self) -> None:
-        """Nobody waits any longer for ranks that will not come."""
-        self._is_over = True
-        for filled in self._filled.values():
-            filled.set()
-
     async def collect(self) -> None:
         """End stopped workers, bring in what killed ones had reported, and close the books of the attempt."""
-        self.end_meetings()
-        tails = await self._on_each(
-            _end_and_read,
-            lambda rank: (self._journal_folder(rank), self._processes[rank], self._num_received[rank]),
-        )
-        for rank in sorted(tails):
-            await self._take_in(rank, tails[rank])
+        self._gathering.end()
+        if self._sites is not None:
+            # As it is now: more may arrive while the journals are read.
+            after = list(self._num_received)
+            for rank, tail in sorted((await self._sites.last_tails(after)).items()):
+                await self._take_in(rank, after[rank], tail)
         self._emit(await self._in_ledger(self._ledger.end_attempt))
-        elsewhere = [i.world_rank for i in self._identities if i.node_id != self._here]
-        await self._on_each(remove_journal, lambda rank: (self._journal_folder(rank),), elsewhere)
+        if self._sites is not None:
+            await self._sites.clean_up()
 
-    async def _take_tail(self, world_rank: int) -> None:
-        after = self._num_received[world_rank]
-        tails = await self._on_each(_read_after, lambda rank: (self._journal_folder(rank), after), [world_rank])
-        tail = tails[world_rank]
-        await self._take_in(world_rank, tail if isinstance(tail, Exception) else (after, tail))
-
-    async def _take_in(self, world_rank: int, tail: tuple[int, list[bytes]] | Exception) -> None:
-        """Take what a journal holds, and say so where it cannot be read."""
+    async def _take_in(self, world_rank: int, after: int, tail: list[bytes] | Exception) -> None:
+        """Take what a journal holds after its first ``after`` records, and say so where it cannot be read."""
         # asyncio's is an OSError too.
         if isinstance(tail, (RayError, asyncio.TimeoutError)):
             # The node itself is gone, and what was on its way with it.
             ip = self._identities[world_rank].node_ip
-            text = f"the last reports of rank {world_rank} are lost with its node {ip}"
-            self._emit([Notice(level=logging.WARNING, text=text)])
-            return
-        if isinstance(tail, Exception):
+            self._warn(f"the last reports of rank {world_rank} are lost with its node {ip}")
+        elif isinstance(tail, Exception):
             raise tail
-        after, records = tail
-        if records:
-            await self.take(world_rank, after, records)
+        elif tail:
+            await self.take(world_rank, after, tail)
 
     # -- small things --------------------------------------------------------------------------
 
-    async def _tell_all(self, command: dict[str, Any]) -> None:
-        await self._on_each(send_command, lambda rank: (self._journal_folder(rank), command))
+    @property
+    def _known_sites(self) -> Sites:
+        """Those of a group that is up."""
+        assert self._sites is not None
+        return self._sites
 
-    async def _on_each(
-        self,
-        function: Callable[..., Any],
-        arguments: Callable[[int], tuple[Any, ...]],
-        ranks: Iterable[int] | None = None,
-    ) -> dict[int, Any]:
-        """Call a function on the node of each rank; by default of all that have begun to start."""
-        chosen = range(len(self._identities)) if ranks is None else ranks
-        calls = {rank: (self._identities[rank].node_id, arguments(rank)) for rank in chosen}
-        return await on_nodes(function, calls, timeout_s=_NODE_TIMEOUT_S)
+    def _warn(self, text: str) -> None:
+        self._emit([Notice(level=logging.WARNING, text=text)])
 
 
 async def _await(reference: Any) -> Any:
@@ -769,15 +682,6 @@ async def _await(reference: Any) -> Any:
 def _take_note(done: asyncio.Future[Any]) -> None:
     if not done.cancelled():
         done.exception()
-
-
-def _read_after(folder: str, after: int) -> list[bytes]:
-    return read_tail(folder, after=after)
-
-
-def _end_and_read(folder: str, process: Process, after: int) -> tuple[int, list[bytes]]:
-    kill_if_stopped(process)
-    return after, _read_after(folder, after)
 
 
 def _datasets_for(shipments: Mapping[str, DatasetShipment], world_rank: int) -> dict[str, DatasetShipment]:
