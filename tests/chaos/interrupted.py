@@ -18,7 +18,8 @@ from typing import Any
 
 from clusters import living_actors, placement_groups
 from helpers import folder_with
-from processes import processes_of, say
+from processes import say
+from sessions import processes_of
 from waiting import wait_until
 
 from ray_lite import train

@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "processes_of", "say"]
+from sessions import processes_of
+
+__all__ = ["Child", "say"]
 
 _TESTS = Path(__file__).resolve().parent.parent
 
@@ -92,18 +94,3 @@ class Child:
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
         self._errors.extend(self._process.stderr)
-
-
-def processes_of(session: int, *, titled: str = "") -> list[int]:
-    """Processes of a session that live, and whose title holds ``titled``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                title = (entry / "cmdline").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[3]) == session and fields[0] != "Z" and titled in title:
-                found.append(int(entry.name))
-    return found

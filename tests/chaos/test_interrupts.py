@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from processes import Child, processes_of
+from processes import Child
+from sessions import processes_of
 from waiting import wait_until
 
 BACK_WITHIN_S = 15.0

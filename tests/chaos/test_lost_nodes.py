@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from processes import Child, processes_of
+from processes import Child
+from sessions import processes_of
 from waiting import wait_until
 
 

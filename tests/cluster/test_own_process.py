@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sessions import processes_of
 from waiting import wait_until
 
 from ray_lite import train
@@ -49,28 +48,6 @@ def finish(process: subprocess.Popen, timeout_s: float = 120) -> str:
     return out
 
 
-def processes_in_session(session: int, *, without: str = "") -> list[int]:
-    """Processes of a session that still live; not those whose title holds ``without``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                title = (entry / "cmdline").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[3]) == session and fields[0] != "Z" and not (without and without in title):
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.fixture
-def ray_folder() -> Iterator[str]:
-    """A place for Ray's files where no other cluster of this machine is found; short, because sockets lie there."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
 EMBEDDED = """
 def fn():
     import torch.distributed as dist
@@ -96,7 +73,7 @@ def test_without_ray_running_fit_starts_a_cluster_with_the_cpus_asked_for_and_en
     out = json.loads(finish(process, 180).splitlines()[-1])
     assert out["metrics"] == {"initialized": True, "size": num_workers}
     assert out["cpus"] == num_workers
-    wait_until(lambda: not processes_in_session(process.pid), "every process of the embedded cluster has ended", 60)
+    wait_until(lambda: not processes_of(process.pid), "every process of the embedded cluster has ended", 60)
 
 
 CONNECTS = """
@@ -367,7 +344,7 @@ def test_when_the_driver_dies_nothing_is_left_behind(tmp_path, signal_number):
     process.send_signal(signal_number)
     process.communicate(timeout=60)
     # Ray's own two agents outlive a killed driver by minutes; what is ours goes within seconds.
-    wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
+    wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
 
 
 SAVES_SLOWLY = """
@@ -411,7 +388,7 @@ def test_after_a_sigterm_to_the_driver_or_its_group_the_ranks_get_all_of_their_t
     result = train.Result.from_path(tmp_path / "runs" / "job")
     assert result.checkpoint is not None
     assert 0 < result.metrics["left"] < 30
-    wait_until(lambda: not processes_in_session(process.pid, without="Agent"), "every process has ended", 60)
+    wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
 
 
 SAME_SCRIPT_AGAIN = """
@@ -449,6 +426,6 @@ def test_the_same_script_goes_on_where_a_killed_driver_left_it(tmp_path):
     first.communicate(timeout=120)
     assert first.returncode == -signal.SIGKILL
     # Its controller holds the run until it has noticed; then it is recognised as dead.
-    wait_until(lambda: not processes_in_session(first.pid, without="Agent"), "nothing of the first run lives", 60)
+    wait_until(lambda: not processes_of(first.pid, without="Agent"), "nothing of the first run lives", 60)
     out = finish(start(path, str(tmp_path / "runs"), "lives"))
     assert json.loads(out.splitlines()[-1]) == {"i": 5, "start": 3}

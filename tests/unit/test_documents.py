@@ -30,3 +30,27 @@ def test_the_changelog_has_a_section_for_this_version():
     source = (ROOT / "ray_lite" / "__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+SYMPTOMS = re.findall(
+    r"^## `(.+)`$", (ROOT / "docs" / "why_did_my_run_stop.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_each_symptom_quotes_a_message_that_exists(symptom):
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "train").rglob("*.py")))
+    # A message that stands in several literals, one behind the other.
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    # What stands between the values of this example: numbers, names in quotes, who and when.
+    parts = [part.strip() for part in re.split(r"(?:rank |process )?[\d.]+|'\w+'|\.\.\.| of \w+ on | during |: rank", symptom)]
+    longest = max(parts, key=len)
+    assert len(longest) >= 8
+    assert longest in source, f"no message says {longest!r}"
+
+
+def test_every_error_and_warning_that_is_explained_names_a_page_that_exists():
+    from ray_lite.train.errors import DOCUMENT, explained
+
+    assert (ROOT / DOCUMENT).is_file()
+    assert explained("what").endswith(f"(explained in {DOCUMENT})")
