@@ -3,6 +3,7 @@
 # make setup    what both begin with: .venv with the project and the pinned versions in it
 # make servers  the storage servers that the tests start on loopback; a part of make test
 # make chaos    the long forms of the proofs that failures do no harm; at most 10 minutes on two cores
+# make ray-data the tests with real Ray Data, in .venv-data: with pyarrow in reach, each process of Ray is slower to start
 # make bench    the benchmarks, a table each; ARGS="--runs 1" reaches the scripts, BENCH="fit reports" chooses
 # make bench-peer   .venv-peer with Ray Train, for its column in those tables
 #
@@ -18,13 +19,15 @@ SERVERS := $(VENV)/.servers
 AZURITE := 3.33.0
 EXTRAS := torch,client,examples,dev
 
+DATA_VENV := .venv-data
+DATA_STAMP := $(DATA_VENV)/.installed
 PEER_VENV := .venv-peer
 PEER_STAMP := $(PEER_VENV)/.installed
-BENCH ?= imports startup fit reports recovery checkpoint s3
+BENCH ?= imports startup fit memory reports recovery checkpoint s3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup digits test lint types tests chaos servers bench bench-peer format clean
+.PHONY: help setup digits test lint types tests chaos ray-data servers bench bench-peer format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -66,6 +69,15 @@ tests: $(STAMP) $(SERVERS)
 chaos: $(STAMP)
 	$(PY) -m pytest -m proof -o faulthandler_timeout=0 tests/chaos $(ARGS)
 
+ray-data: $(DATA_STAMP)
+	$(DATA_VENV)/bin/python -m pytest -m ray_data tests/cluster $(ARGS)
+
+$(DATA_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(DATA_VENV)
+	$(DATA_VENV)/bin/python -m pip install --quiet "pip>=21.3"
+	$(DATA_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS),data]"
+	@touch $@
+
 servers: $(SERVERS)
 
 # Drivers and servers from PyPI, Azure's server from npm (the last one without telemetry), and OpenSSH. The last is
@@ -97,4 +109,4 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(PEER_VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DATA_VENV) $(PEER_VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

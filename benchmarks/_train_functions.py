@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "beside_the_ranks",
     "die_once",
+    "look_around",
     "metrics",
     "note",
+    "processes_of_the_run",
     "read_notes",
     "stamp",
     "time_reports",
@@ -22,6 +25,10 @@ __all__ = [
     "write_files",
     "write_small",
 ]
+
+
+# What each node of Ray has, run or no run.
+_OF_EVERY_NODE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def rank() -> int:
@@ -44,6 +51,46 @@ def stamp(config: dict[str, Any]) -> None:
     first = time.time()
     name = f"stamp-{rank()}"
     note(config["folder"], name, first=first, last=time.time())
+
+
+def processes_of_the_run() -> list[dict[str, Any]]:
+    """Pid, and memory in MB, of this process and of each other one that the raylet has given work to."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            title = (entry / "cmdline").read_text().partition("\0")[0]
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            rows = [line.split() for line in (entry / "smaps_rollup").read_text().splitlines()[1:]]
+        except OSError:
+            continue
+        if parent == os.getppid() and title.startswith("ray::") and not title.startswith(_OF_EVERY_NODE):
+            kib = {row[0].rstrip(":"): int(row[1]) for row in rows}
+            found.append({"pid": int(entry.name), "rss": kib["Rss"] / 1_024, "pss": kib["Pss"] / 1_024})
+    return found
+
+
+def look_around(config: dict[str, Any]) -> None:
+    """Once both ranks are up, rank 0 notes which processes there are beside the two."""
+    folder, me = Path(config["folder"]), rank()
+    note(config["folder"], f"pid-{me}", pid=os.getpid())
+    while len(list(folder.glob("pid-*"))) < 2:
+        time.sleep(0.01)
+    if me == 0:
+        # Whatever else starts late has started by then.
+        time.sleep(2.0)
+        note(config["folder"], "processes", found=processes_of_the_run())
+    while not (folder / "processes").exists():
+        time.sleep(0.01)
+
+
+def beside_the_ranks(folder: Path) -> dict[str, float]:
+    """What ``look_around`` has noted, summed up."""
+    (seen,) = read_notes(folder, "processes")
+    ranks = {found["pid"] for found in read_notes(folder, "pid-*")}
+    others = [process for process in seen["found"] if process["pid"] not in ranks]
+    return {"num": len(others), "rss": sum(p["rss"] for p in others), "pss": sum(p["pss"] for p in others)}
 
 
 def die_once(config: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import ray
 from _answers import new_folder, wait_until_free
-from _train_functions import read_notes, time_reports
+from _train_functions import processes_of_the_run, read_notes, time_reports
 
-__all__ = ["fit_floor", "recovery_floor", "reports_floor"]
+__all__ = ["fit_floor", "memory_floor", "recovery_floor", "reports_floor"]
 
 
 class Member:
@@ -88,6 +88,22 @@ def reports_floor(num_reports: int) -> dict[str, float]:
         "calls_per_s": rate,
         "to_disk_per_s": rate,
     }
+
+
+class Idler:
+    """An actor that does nothing."""
+
+    async def look(self) -> list[dict[str, Any]]:
+        return [process for process in processes_of_the_run() if process["pid"] == os.getpid()]
+
+
+def memory_floor() -> dict[str, float]:
+    """One actor that does nothing, as the controller would be if it were nothing but an actor."""
+    wait_until_free()
+    actor = ray.remote(Idler).options(num_cpus=0).remote()
+    (process,) = ray.get(actor.look.remote())
+    ray.kill(actor)
+    return {"num": 1, "rss": process["rss"], "pss": process["pss"]}
 
 
 def recovery_floor() -> dict[str, float]:

@@ -12,7 +12,9 @@ from typing import Any
 
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
 from _train_functions import (
+    beside_the_ranks,
     die_once,
+    look_around,
     note,
     read_notes,
     stamp,
@@ -22,7 +24,7 @@ from _train_functions import (
     write_files,
     write_small,
 )
-from floor import fit_floor, recovery_floor, reports_floor
+from floor import fit_floor, memory_floor, recovery_floor, reports_floor
 
 from ray_lite import train
 from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
@@ -74,6 +76,13 @@ def reports(num_reports: int) -> dict[str, float]:
         "to_disk_per_s": num_reports / (on_disk - notes[0]["began"]),
         "end": returned - max(n["ended"] for n in notes),
     }
+
+
+def memory() -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    trainer(look_around, folder).fit()
+    return beside_the_ranks(folder)
 
 
 def recovery() -> dict[str, float]:
@@ -183,6 +192,8 @@ if __name__ == "__main__":
         {
             "fit": fit,
             "fit_floor": fit_floor,
+            "memory": memory,
+            "memory_floor": memory_floor,
             "reports": reports,
             "reports_floor": reports_floor,
             "checkpoint": checkpoint,

@@ -8,7 +8,17 @@ from typing import Any
 
 import ray.train
 from _answers import answer_questions, new_folder, start_cluster, wait_until_free
-from _train_functions import die_once, note, read_notes, stamp, time_reports, time_small, time_sync
+from _train_functions import (
+    beside_the_ranks,
+    die_once,
+    look_around,
+    note,
+    read_notes,
+    stamp,
+    time_reports,
+    time_small,
+    time_sync,
+)
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -60,6 +70,13 @@ def reports(num_reports: int) -> dict[str, float]:
     }
 
 
+def memory() -> dict[str, float]:
+    wait_until_free()
+    folder = new_folder()
+    trainer(look_around, folder).fit()
+    return beside_the_ranks(folder)
+
+
 def recovery() -> dict[str, float]:
     idle, folder = wait_until_free(), new_folder()
     trainer(die_once, folder, max_failures=1).fit()
@@ -108,4 +125,6 @@ def s3(endpoint: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     start_cluster()
-    answer_questions({"fit": fit, "reports": reports, "recovery": recovery, "checkpoint": checkpoint, "s3": s3})
+    answer_questions(
+        {"fit": fit, "memory": memory, "reports": reports, "recovery": recovery, "checkpoint": checkpoint, "s3": s3}
+    )

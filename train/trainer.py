@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ __all__ = ["DataParallelTrainer"]
 logger = logging.getLogger("ray_lite.train")
 
 _INTERRUPT_TIMEOUT_S = 10.0
+_STOP_LOOK_S = 0.5
 
 
 class DataParallelTrainer:
@@ -210,7 +212,11 @@ class _Run:
     # -- on a cluster ------------------------------------------------------------------------
 
     def _fit_on_cluster(self) -> tuple[RunEnd, Any, BaseException | None]:
-        # What can fail without Ray fails before Ray starts.
+        with _late_interrupt():
+            # Half of it, after Ctrl-C, could never be imported again in this process.
+            import ray
+
+        # What can fail without a cluster fails before there is one.
         function = pickle_train_function(self._trainer._function)
         if warning := size_warning(len(function)):
             logger.warning("%s", warning)
@@ -221,15 +227,11 @@ class _Run:
             )
         self._store.check_writable()
         self._check_start()
-
-        import ray
-
-        from .execution.cluster import connect
+        from .execution.cluster import connect, is_gone
         from .execution.probe import check_client_storage
         from .execution.worker_group import check_room, remove_rooms
 
-        with connect(self._scaling, self._trainer.backend_config.preload_modules):
-            _put_back_sigterm()
+        with connect(self._scaling, self._trainer.backend_config.preload_modules), _one_sigterm():
             check_client_storage(self._root.child(self._store.name))
             check_room(self._scaling)
             try:
@@ -245,6 +247,8 @@ class _Run:
                 if self._controller is not None:
                     ray.kill(self._controller)
             except BaseException:
+                if is_gone():
+                    raise
                 # Ctrl-C may come between any two lines: what was taken is looked up, not remembered.
                 _give_back(self._first_group)
                 with contextlib.suppress(Exception):
@@ -295,6 +299,7 @@ class _Run:
         import ray
         from ray.exceptions import RayActorError
 
+        from .execution.cluster import is_gone
         from .execution.exits import death_detail
         from .execution.worker_group import remove_rooms
 
@@ -331,9 +336,10 @@ class _Run:
                 if isinstance(error, SystemExit):
                     grace_s = self._config.failure_config.preemption_grace_s or DEFAULT_GRACE_S
                 with contextlib.suppress(Exception):
-                    ray.get(controller.stop.remote(grace_s), timeout=grace_s + _INTERRUPT_TIMEOUT_S)
+                    _stop(controller, grace_s)
                 with contextlib.suppress(Exception):
-                    ray.kill(controller)
+                    if not is_gone():
+                        ray.kill(controller)
                 raise
             finally:
                 del running
@@ -499,16 +505,61 @@ def _controller_class() -> Any:
     return ray.remote(Controller)
 
 
-def _put_back_sigterm() -> None:
-    """Let SIGTERM reach its Python handler (Ray's, or the user's) again, and nothing else.
+@contextlib.contextmanager
+def _late_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(signal.SIGINT, came[0])
 
-    ``ray.init()`` (2.60) leaves a handler of C++'s in its place, which calls that of Python and aborts the
-    process three seconds later, while the train functions still save.
+
+@contextlib.contextmanager
+def _one_sigterm() -> Iterator[None]:
+    """Let the first SIGTERM reach its Python handler (Ray's, or the user's), and no other one; Ctrl-C still ends all.
+
+    While the train functions save because of the first, another one says nothing new. And ``ray.init()`` (2.60)
+    leaves a handler of C++'s in the place of that of Python, which calls the latter and aborts the process three
+    seconds later, whoever still saves.
     """
-    if threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGTERM)
-        if callable(handler):
-            signal.signal(signal.SIGTERM, handler)
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    has_come = False
+
+    def once(number: int, frame: Any) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            handler(number, frame)
+
+    signal.signal(signal.SIGTERM, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _stop(controller: Any, grace_s: float) -> None:
+    """Ask the controller to end the run, and wait for it while there is a cluster that can answer."""
+    import ray
+
+    from .execution.cluster import is_gone
+
+    stopped = controller.stop.remote(grace_s)
+    deadline = time.monotonic() + grace_s + _INTERRUPT_TIMEOUT_S
+    while time.monotonic() < deadline and not is_gone():
+        if ray.wait([stopped], timeout=_STOP_LOOK_S)[0]:
+            return
 
 
 def _give_back(group: WorkerGroup | None) -> None:

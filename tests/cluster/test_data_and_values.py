@@ -176,7 +176,6 @@ def test_a_dataset_that_cannot_be_sent_to_where_it_is_split_is_refused(fit, scra
 @pytest.fixture
 def ray_data(no_leaks):
     """Ray Data; the actors that it keeps for the whole cluster end with the test."""
-    pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow: pip install 'ray[data]'")
     import ray
     import ray.data
 
@@ -187,6 +186,7 @@ def ray_data(no_leaks):
 
 
 # Ray Data (2.60) sets options of its own that it has deprecated.
+@pytest.mark.ray_data
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_ray_data_is_read_whole_after_a_failure_and_by_fewer_workers_than_there_may_be(ray_data, fit, scratch):
     """Its parts wait for each other, those of ranks that died or never were included: both hung for ever."""

@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,13 @@ def finish(process: subprocess.Popen, timeout_s: float = 120) -> str:
         raise AssertionError(f"not finished within {timeout_s} s\n{out}\n{err}") from None
     assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err}"
     return out
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """A place for Ray's files where no other cluster of this machine is found; short, because sockets lie there."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 EMBEDDED = """
@@ -363,6 +373,9 @@ def fn(config):
 
 if __name__ == "__main__":
     from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
+    if sys.argv[3:] == ["own"]:
+        import ray
+        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     train.DataParallelTrainer(
         fn,
         train_loop_config={"flag": sys.argv[2]},
@@ -389,6 +402,63 @@ def test_after_a_sigterm_to_the_driver_or_its_group_the_ranks_get_all_of_their_t
     assert result.checkpoint is not None
     assert 0 < result.metrics["left"] < 30
     wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
+
+
+def test_a_sigterm_that_ends_the_users_own_cluster_too_does_not_leave_the_driver_waiting(tmp_path):
+    """Ray's processes that the user has started are in the script's group: then nobody is left who could save."""
+    flag = tmp_path / "flag"
+    process = start(script(tmp_path, SAVES_SLOWLY), str(tmp_path / "runs"), str(flag), "own")
+    wait_until(flag.exists, "the train function runs", 120)
+    os.killpg(process.pid, signal.SIGTERM)
+    # Most of this is Ray's own end; waiting for its calls as well took more than a minute for each.
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
+
+
+def test_a_second_sigterm_does_not_cut_the_first_one_short(tmp_path):
+    flag = tmp_path / "flag"
+    process = start(script(tmp_path, SAVES_SLOWLY), str(tmp_path / "runs"), str(flag))
+    wait_until(flag.exists, "the train function runs", 120)
+    process.send_signal(signal.SIGTERM)
+    threading.Event().wait(1.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert train.Result.from_path(tmp_path / "runs" / "job").checkpoint is not None
+    wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
+
+
+INTERRUPTED_WHILE_IMPORTING = """
+import importlib.abc
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ray._private.worker":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+def fn():
+    train.report({"ok": True})
+
+if __name__ == "__main__":
+    from ray_lite.train import RunConfig, ScalingConfig
+    assert "ray" not in sys.modules
+    sys.meta_path.insert(0, Interrupt())
+    trainer = train.DataParallelTrainer(
+        fn, scaling_config=ScalingConfig(num_workers=1), run_config=RunConfig(storage_path=sys.argv[1])
+    )
+    try:
+        trainer.fit()
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(trainer.fit().metrics)
+"""
+
+
+def test_after_ctrl_c_in_the_middle_of_importing_ray_the_next_fit_works(tmp_path):
+    out = finish(start(script(tmp_path, INTERRUPTED_WHILE_IMPORTING), str(tmp_path / "runs")))
+    assert out.splitlines()[-2:] == ["interrupted", "{'ok': True}"]
 
 
 SAME_SCRIPT_AGAIN = """

@@ -43,7 +43,10 @@ def test_each_symptom_quotes_a_message_that_exists(symptom):
     # A message that stands in several literals, one behind the other.
     source = re.sub(r'"\s*\n\s*f?"', "", source)
     # What stands between the values of this example: numbers, names in quotes, who and when.
-    parts = [part.strip() for part in re.split(r"(?:rank |process )?[\d.]+|'\w+'|\.\.\.| of \w+ on | during |: rank", symptom)]
+    parts = [
+        part.strip()
+        for part in re.split(r"(?:rank |process )?[\d.]+|'\w+'|\.\.\.| of \w+ on | during |: rank", symptom)
+    ]
     longest = max(parts, key=len)
     assert len(longest) >= 8
     assert longest in source, f"no message says {longest!r}"

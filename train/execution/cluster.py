@@ -22,7 +22,7 @@ import attrs
 from ..configs.scaling import ScalingConfig
 from .preload import MODULES_VARIABLE, PLACES_VARIABLE
 
-__all__ = ["connect"]
+__all__ = ["connect", "is_gone"]
 
 logger = logging.getLogger("ray_lite.train")
 
@@ -106,6 +106,19 @@ def connect(config: ScalingConfig, preload_modules: Sequence[str]) -> contextlib
         # Called once: when it is closed, or when it is collected.
         in_use.callback(weakref.finalize(in_use, _leave, _embedded))
     return in_use
+
+
+def is_gone() -> bool:
+    """Whether the cluster that this process has started, with ``ray.init`` or through ``connect``, has ended.
+
+    A signal to the whole process group ends Ray's processes too, where the user has started them. Then no call
+    is answered any more, and Ray waits for a minute each time.
+    """
+    from ray._private import worker
+
+    node = getattr(worker, "_global_node", None)
+    started = getattr(node, "all_processes", None) or {}
+    return any(info.process.poll() is not None for name in ("raylet", "gcs_server") for info in started.get(name, ()))
 
 
 def _leave(embedded: _Embedded) -> None:
