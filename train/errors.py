@@ -71,8 +71,8 @@ DOCUMENT = "docs/why_did_my_run_stop.md"
 
 
 def explained(text: str) -> str:
-    """A message, with the document that explains it."""
-    return f"{text} (explained in {DOCUMENT})"
+    """A message, with the document that explains it, unless it quotes one that has it."""
+    return text if DOCUMENT in text else f"{text} (explained in {DOCUMENT})"
 
 
 class TrainError(Exception):

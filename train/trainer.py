@@ -335,6 +335,8 @@ class _Run:
                 grace_s = 0.0
                 if isinstance(error, SystemExit):
                     grace_s = self._config.failure_config.preemption_grace_s or DEFAULT_GRACE_S
+                    text = f"the driver was asked to end: train functions get {grace_s:g} s to save; {self._store.path}"
+                    logger.warning("%s", explained(text))
                 with contextlib.suppress(Exception):
                     _stop(controller, grace_s)
                 with contextlib.suppress(Exception):

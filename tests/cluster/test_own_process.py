@@ -357,6 +357,9 @@ def test_when_the_driver_dies_nothing_is_left_behind(tmp_path, signal_number):
     wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
 
 
+# Ray's handler of SIGTERM exits with 15; met inside one of Ray's own calls, with 1. Aborted by it, a process has -6.
+ENDED_BY_SIGTERM = (1, signal.SIGTERM)
+
 SAVES_SLOWLY = """
 from helpers import folder_with
 from pathlib import Path
@@ -397,7 +400,7 @@ def test_after_a_sigterm_to_the_driver_or_its_group_the_ranks_get_all_of_their_t
     else:
         process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1, errors
+    assert process.returncode in ENDED_BY_SIGTERM, errors
     result = train.Result.from_path(tmp_path / "runs" / "job")
     assert result.checkpoint is not None
     assert 0 < result.metrics["left"] < 30
@@ -412,7 +415,7 @@ def test_a_sigterm_that_ends_the_users_own_cluster_too_does_not_leave_the_driver
     os.killpg(process.pid, signal.SIGTERM)
     # Most of this is Ray's own end; waiting for its calls as well took more than a minute for each.
     _, errors = process.communicate(timeout=90)
-    assert process.returncode == 1, errors
+    assert process.returncode in ENDED_BY_SIGTERM, errors
     wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
 
 
@@ -424,7 +427,7 @@ def test_a_second_sigterm_does_not_cut_the_first_one_short(tmp_path):
     threading.Event().wait(1.5)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1, errors
+    assert process.returncode in ENDED_BY_SIGTERM, errors
     assert train.Result.from_path(tmp_path / "runs" / "job").checkpoint is not None
     wait_until(lambda: not processes_of(process.pid, without="Agent"), "every process has ended", 60)
 

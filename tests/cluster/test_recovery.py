@@ -165,6 +165,27 @@ def test_a_preempted_function_that_does_not_listen_is_ended_when_the_time_is_up(
     assert fit(fn, cfg={"scratch": str(scratch)}, fc=fc).metrics == {"attempt": 2}
 
 
+def test_ranks_that_know_nothing_of_each_other_save_the_same_step_when_preempted(fit, scratch):
+    def fn(config):
+        context = train.get_context()
+        if context.get_attempt() == 2:
+            note(config["scratch"], "found", train.get_checkpoint().files())
+            return
+        pause = threading.Event()
+        for i in range(100_000):
+            pause.wait(0.01)
+            if i == 30 and rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if context.should_checkpoint():
+                with folder_with(**{f"part-{rank()}": str(i)}) as new:
+                    train.report({"i": i}, checkpoint=new)
+                return
+            train.report({"i": i})
+
+    fit(fn, cfg={"scratch": str(scratch)}, fc=FailureConfig(max_failures=0))
+    assert notes(scratch, "found") == [["part-0", "part-1"]] * 2
+
+
 def test_preemptions_have_a_budget_of_their_own(fit):
     def fn():
         os.kill(os.getpid(), signal.SIGTERM)

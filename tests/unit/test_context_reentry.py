@@ -242,7 +242,7 @@ def test_a_signal_at_any_moment_may_ask_for_the_notices():
         notices.preempt(PreemptionInfo())
 
         def ask() -> object:
-            return notices.preemption is not None and notices.wants_checkpoint
+            return notices.preemption is not None and notices.wants_checkpoint(0)
 
         while at_moment(number, ask, lambda: seen.append(ask())):
             number += 1
@@ -292,13 +292,13 @@ def test_a_real_signal_is_no_exception():
 def test_who_is_asked_for_a_checkpoint_because_of_a_preemption_finds_it():
     notices = Notices()
     assert notices.preemption is None
-    assert not notices.wants_checkpoint
+    assert not notices.wants_checkpoint(0)
     notices.ask_for_checkpoint()
-    assert notices.wants_checkpoint
+    assert notices.wants_checkpoint(0)
     assert not notices.has_seen_preemption
     notices.reported()
-    assert not notices.wants_checkpoint
+    assert not notices.wants_checkpoint(0)
     notices.preempt(PreemptionInfo(deadline_ms=1))
-    assert notices.wants_checkpoint
+    assert notices.wants_checkpoint(0)
     assert notices.has_seen_preemption
     assert notices.preemption == PreemptionInfo(deadline_ms=1)

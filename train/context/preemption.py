@@ -9,6 +9,7 @@ import attrs
 
 __all__ = ["DEFAULT_GRACE_S", "Notices", "PreemptionInfo"]
 
+_COMMON_MOMENT_S = 2.0
 DEFAULT_GRACE_S = 25.0
 """Seconds that train functions get after a SIGTERM, where ``preemption_grace_s`` does not say: schedulers
 (Kubernetes, Slurm, cloud providers) wait 30 s before they kill, and the end itself takes a moment too."""
@@ -51,17 +52,33 @@ class Notices:
     def __init__(self) -> None:
         self._preemption: PreemptionInfo | None = None
         self._wants_checkpoint = self._was_told = False
+        self._from_report, self._at_latest = 0, 0.0
         self.has_seen_preemption = False
         """Whether the train function has asked and was told: leaving early is then its answer."""
 
-    def preempt(self, info: PreemptionInfo) -> None:
-        """Workers will be taken away; a second notice with an earlier deadline replaces the first."""
+    def preempt(self, info: PreemptionInfo, from_report: int = 0) -> None:
+        """Workers will be taken away; a second notice with an earlier deadline replaces the first.
+
+        Args:
+            info: Who, and when.
+            from_report: As for ``ask_for_checkpoint``.
+        """
         # In this order: whoever is asked for a checkpoint because of it finds it.
         self._preemption = info
-        self._was_told, self._wants_checkpoint = False, True
+        left = info.seconds_left()
+        self._ask(from_report, _COMMON_MOMENT_S if left is None else min(_COMMON_MOMENT_S, left / 4))
 
-    def ask_for_checkpoint(self) -> None:
-        """A checkpoint soon would save work: the group is about to change its size."""
+    def ask_for_checkpoint(self, from_report: int = 0) -> None:
+        """A checkpoint soon would save work: the group is about to change its size.
+
+        Args:
+            from_report: Number of the report before which all ranks are told, so that they answer in the same one.
+                A rank that does not get there soon is told all the same.
+        """
+        self._ask(from_report, _COMMON_MOMENT_S)
+
+    def _ask(self, from_report: int, at_latest_in_s: float) -> None:
+        self._from_report, self._at_latest = from_report, time.monotonic() + at_latest_in_s
         self._was_told, self._wants_checkpoint = False, True
 
     def reported(self) -> None:
@@ -82,10 +99,15 @@ class Notices:
             self.has_seen_preemption = True
         return found
 
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether a checkpoint was asked for, and no report has answered that since."""
-        wants = self._wants_checkpoint
+    def wants_checkpoint(self, num_reports: int) -> bool:
+        """Whether a checkpoint was asked for, and no report has answered that since.
+
+        Args:
+            num_reports: Number of this rank's next report.
+        """
+        wants = self._wants_checkpoint and (
+            self._was_told or num_reports >= self._from_report or time.monotonic() >= self._at_latest
+        )
         if wants:
             self._was_told = True
             if self._preemption is not None:

@@ -297,15 +297,17 @@ class TrainContext:
         """Whether a checkpoint now would save work: the workers are about to be taken away or their number to change.
 
         True until this rank's next report after it was told so, with files or without (others may have them). Not a
-        barrier; ranks may learn it a step apart, and then their files belong to two reports, of which the newer one
-        lacks a part. Where every rank saves one, let rank 0 decide for all:
+        barrier: ranks that report alike are told before the same report, some hundred milliseconds after the notice;
+        but where their steps take seconds, or they report at different times, they may learn it a step apart, and
+        then their files belong to two reports, of which the newer one lacks a part. Where every rank saves one, be
+        sure and let rank 0 decide for all:
         ``train.collective.broadcast_from_rank_zero(context.should_checkpoint())``.
 
         A function that was told of a preemption and returns has left early: it is started again from the newest
         checkpoint.
         """
         self._check_process("should_checkpoint()")
-        return self._notices.wants_checkpoint
+        return self._notices.wants_checkpoint(self._reporter.num_reports)
 
     @property
     def has_seen_preemption(self) -> bool:

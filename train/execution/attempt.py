@@ -18,7 +18,7 @@ from ..context.identity import RunIdentity, WorkerIdentity
 from ..context.preemption import DEFAULT_GRACE_S
 from ..errors import TrainError, WorkerStartError
 from .datasets import divide, reads_by_tasks, release
-from .decide import FailureKind, is_cascade
+from .decide import FailureKind, common_report, is_cascade
 from .exits import death_detail
 from .failures import WorkerFailure, capture, died, ended, format_ranks, hung
 from .gathering import Gathering
@@ -127,6 +127,7 @@ class Attempt:
         # Both taken once: while this attempt is being closed, the group already makes the next one.
         self._identities: list[WorkerIdentity] = []
         self._sites: Sites | None = None
+        self._watch_began = time.monotonic()
         # Divided among the ranks of this attempt.
         self._datasets: Mapping[str, DatasetShipment] = {}
         self._num_received = [0] * world_size
@@ -198,10 +199,19 @@ class Attempt:
         self._warn(text)
         if self._spec.failure_config.relax_collectives_on_preemption and found:
             self._gathering.excuse(found)
-        command = {"kind": "preempt", "deadline_ms": deadline_ms(deadline_s), "nodes": nodes}
+        command = {
+            "kind": "preempt",
+            "deadline_ms": deadline_ms(deadline_s),
+            "nodes": nodes,
+            "from_report": self._common_report(),
+        }
         if self._sites is not None:
             await self._sites.tell_all(command)
         self._changed.set()
+
+    def _common_report(self) -> int:
+        elapsed_s = time.monotonic() - self._watch_began
+        return common_report(self._start.first_report_index, max(self._num_received), elapsed_s)
 
     async def sigterm_received(self, world_rank: int) -> None:
         """The process of a rank was asked to end."""
@@ -366,7 +376,8 @@ class Attempt:
     async def _watch(self) -> Finished:
         """Wait for the train functions; the first failure ends the attempt."""
         # However long the start has taken, that was no silence.
-        self._hang = HangWatch(self._world_size, time.monotonic())
+        self._watch_began = time.monotonic()
+        self._hang = HangWatch(self._world_size, self._watch_began)
         value: Any = None
         pending: dict[asyncio.Future[Any], int] = {}
         for rank in range(len(self._group)):
@@ -602,7 +613,9 @@ class Attempt:
             self._asked_to_grow_at = time.monotonic()
             text = "there is room for more workers: the group grows at the next checkpoint"
             self._emit([Notice(level=logging.INFO, text=text)])
-            task = asyncio.ensure_future(self._known_sites.tell_all({"kind": "checkpoint"}))
+            task = asyncio.ensure_future(
+                self._known_sites.tell_all({"kind": "checkpoint", "from_report": self._common_report()})
+            )
             task.add_done_callback(_take_note)
 
     def _note_commits(self, events: Sequence[Event]) -> None:

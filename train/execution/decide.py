@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import TypeAlias
@@ -10,12 +11,13 @@ import attrs
 
 from ..configs.failure import FailureConfig
 
-__all__ = ["Counts", "FailureKind", "NextStep", "after_failure", "is_cascade", "order_by_cause"]
+__all__ = ["Counts", "FailureKind", "NextStep", "after_failure", "common_report", "is_cascade", "order_by_cause"]
 
 MAX_START_FAILURES = 3
 """Start-ups in a row that may fail before the run gives up, whatever ``max_failures`` says."""
 
 
+_HEARD_WITHIN_S = 0.5
 MAX_DELAY_S = 60.0
 """The longest wait before a restart."""
 
@@ -179,3 +181,19 @@ def order_by_cause(failures: Sequence[_Failure]) -> list[int]:
         return (_Group.DEATH if has_died else _group_of(type_name, message, causes), failed_at, rank)
 
     return [failure[0] for failure in sorted(failures, key=key)]
+
+
+def common_report(first_report_index: int, num_reports: int, elapsed_s: float) -> int:
+    """Number of a report that no rank has come to yet when it hears of it: where all can save the same step.
+
+    Args:
+        first_report_index: Number of the attempt's first report.
+        num_reports: Reports that the furthest rank is known to have made in it, >= 0.
+        elapsed_s: Seconds since its train functions have started, >= 0.
+    """
+    if num_reports == 0:
+        # They report rarely, or at the end: each is before its first one, and told at once.
+        return first_report_index
+    per_s = num_reports / max(elapsed_s, 1e-3)
+    # The furthest has passed the beginning of its next step already.
+    return first_report_index + num_reports + 1 + math.ceil(per_s * _HEARD_WITHIN_S)

@@ -26,7 +26,7 @@ from ..errors import (
     WorkerStartError,
 )
 from .decide import order_by_cause
-from .hang import frames_of_main_thread
+from .hang import frames_of_main_thread, is_collective
 
 if TYPE_CHECKING:
     from ..result import Result
@@ -53,8 +53,9 @@ _NOT_THE_USERS = (
     *_RAY_DIRS,
     os.sep + "site-packages" + os.sep,
     os.path.dirname(os.__file__) + os.sep,
+    "<frozen ",
 )
-_MAX_TEXT_LINES = 14
+_MAX_TEXT_LINES = 16
 _MAX_METRICS_CHARS = 200
 _MAX_CAUSES = 20
 _MAX_CAUSE_CHARS = 2_000
@@ -183,7 +184,9 @@ def _user_lines(stack: str, limit: int = 5) -> list[str]:
     if not frames:
         return [line.strip() for line in stack.splitlines() if line.strip()][:limit] or ["(no stack)"]
     kept = [frame for frame in frames if not any(folder in frame for folder in _NOT_THE_USERS)] or frames
-    return [*reversed(kept[:limit]), *([] if kept[0] == frames[0] else frames[:1])]
+    # The outermost of a collective has its name; else what it is in says most.
+    last = next(filter(is_collective, reversed(frames)), frames[0])
+    return [*reversed(kept[:limit]), *([] if kept[0] == last else [last])]
 
 
 def user_traceback(error: BaseException) -> str:

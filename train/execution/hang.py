@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["HangWatch", "frames_of_main_thread", "waits_for_others"]
+__all__ = ["HangWatch", "frames_of_main_thread", "is_collective", "waits_for_others"]
 
 # Where a rank stands that waits for the others, among its innermost frames.
 _WAITING_FILES = (
@@ -75,5 +75,9 @@ def frames_of_main_thread(stacks: str) -> list[str]:
 
 def waits_for_others(stacks: str) -> bool:
     """Whether a rank stands in a collective: then it is another one that does not come."""
-    innermost = frames_of_main_thread(stacks)[:_MAX_WAITING_FRAMES]
-    return any(file in frame for frame in innermost for file in _WAITING_FILES)
+    return any(map(is_collective, frames_of_main_thread(stacks)[:_MAX_WAITING_FRAMES]))
+
+
+def is_collective(frame: str) -> bool:
+    """Whether a frame is one of a collective."""
+    return any(file in frame for file in _WAITING_FILES)

@@ -62,11 +62,12 @@ class WorkerSigns:
             self._on_sigterm()
         elif command["kind"] == "preempt":
             nodes = {node: tuple(ranks) for node, ranks in command["nodes"].items()}
-            self.notices.preempt(PreemptionInfo(deadline_ms=command["deadline_ms"], preempted_node_to_ranks=nodes))
+            info = PreemptionInfo(deadline_ms=command["deadline_ms"], preempted_node_to_ranks=nodes)
+            self.notices.preempt(info, command["from_report"])
         elif command["kind"] == "stacks":
             self._stacks.write()
         elif command["kind"] == "checkpoint":
-            self.notices.ask_for_checkpoint()
+            self.notices.ask_for_checkpoint(command["from_report"])
 
 
 def deadline_ms(seconds_from_now: float) -> int:
