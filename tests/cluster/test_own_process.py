@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import notes
 from sessions import processes_of
 from waiting import wait_until
 
@@ -369,6 +369,7 @@ def fn(config):
     context = train.get_context()
     Path(config["flag"]).touch()
     wait_until(context.get_preemption_info, "the notice has come", 60)
+    Path(config["flag"] + ".told").touch()
     # Longer than the three seconds after which Ray's own handler of SIGTERM would abort the driver.
     threading.Event().wait(5)
     with folder_with(i="1") as new:
@@ -424,7 +425,7 @@ def test_a_second_sigterm_does_not_cut_the_first_one_short(tmp_path):
     process = start(script(tmp_path, SAVES_SLOWLY), str(tmp_path / "runs"), str(flag))
     wait_until(flag.exists, "the train function runs", 120)
     process.send_signal(signal.SIGTERM)
-    threading.Event().wait(1.5)
+    wait_until(Path(f"{flag}.told").exists, "the ranks know", 30)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode in ENDED_BY_SIGTERM, errors
@@ -502,3 +503,70 @@ def test_the_same_script_goes_on_where_a_killed_driver_left_it(tmp_path):
     wait_until(lambda: not processes_of(first.pid, without="Agent"), "nothing of the first run lives", 60)
     out = finish(start(path, str(tmp_path / "runs"), "lives"))
     assert json.loads(out.splitlines()[-1]) == {"i": 5, "start": 3}
+
+
+DRAINED = """
+from helpers import folder_with, note, notes
+from pathlib import Path
+from waiting import wait_until
+
+def fn(config):
+    context = train.get_context()
+    me, attempt = context.get_world_rank(), context.get_attempt()
+    import ray
+    note(config["scratch"], "starts", [attempt, me, ray.get_runtime_context().get_node_id()])
+    if attempt > 1:
+        train.report({"start": train.get_checkpoint().files()})
+        return
+    pause = threading.Event()
+    while not context.should_checkpoint():
+        train.report({"up": True})
+        pause.wait(0.05)
+    info = context.get_preemption_info()
+    note(config["scratch"], "told", [me, info.preempted_node_ids, info.preempted_ranks, info.seconds_left()])
+    with folder_with(**{f"part-{me}": "x"}) as new:
+        train.report({}, checkpoint=new)
+
+if __name__ == "__main__":
+    from ray.cluster_utils import Cluster
+    from ray_lite.train import FailureConfig, RunConfig, ScalingConfig
+    scratch, results = Path(sys.argv[2]), []
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    import ray
+    from ray._raylet import GcsClient
+    ray.init(address=cluster.address, logging_level="ERROR")
+    cluster.wait_for_nodes()
+    trainer = train.DataParallelTrainer(
+        fn, train_loop_config={"scratch": str(scratch)},
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="SPREAD"),
+        run_config=RunConfig(storage_path=sys.argv[1], failure_config=FailureConfig(max_failures=0)),
+    )
+    thread = threading.Thread(target=lambda: results.append(trainer.fit()))
+    thread.start()
+    wait_until(lambda: len(notes(scratch, "starts")) == 2, "both run", 60)
+    cluster.add_node(num_cpus=1)
+    # 2: the reason is preemption.
+    deadline_ms = int((time.time() + 30) * 1_000)
+    accepted, why = GcsClient(address=cluster.address).drain_node(second.node_id, 2, "spot", deadline_ms)
+    assert accepted, why
+    thread.join()
+    print(json.dumps({"second": second.node_id, "metrics": results[0].metrics}))
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_the_ranks_hear_that_a_node_is_drained_and_go_on_elsewhere(tmp_path):
+    """A drained node takes no task: neither one that tells its ranks, nor the workers of the next attempt."""
+    process = start(script(tmp_path, DRAINED), str(tmp_path / "runs"), str(tmp_path))
+    out = json.loads(finish(process, 120).splitlines()[-1])
+    assert out["metrics"] == {"start": ["part-0", "part-1"]}
+    starts = notes(tmp_path, "starts")
+    (gone,) = [rank for attempt, rank, node in starts if attempt == 1 and node == out["second"]]
+    assert sorted(rank for attempt, rank, node in starts if attempt == 2 and node != out["second"]) == [0, 1]
+    told = notes(tmp_path, "told")
+    assert sorted(rank for rank, *_ in told) == [0, 1]
+    for _, nodes, ranks, left in told:
+        assert (nodes, ranks) == ([out["second"]], [gone])
+        assert 0 < left <= 30

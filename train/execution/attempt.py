@@ -34,7 +34,7 @@ from .messages import (
     RunSpec,
     WorkerSetup,
 )
-from .nodes import find_lost_nodes
+from .nodes import draining_nodes, find_lost_nodes
 from .probe import probe_in
 from .signs import deadline_ms
 from .sites import Sites
@@ -144,6 +144,8 @@ class Attempt:
         self._committed_since_asked = False
         self._has_warned_of_silence = False
         self.made_progress = False
+        self.commands: list[dict[str, Any]] = []
+        """What all ranks are to be told, in order."""
 
     # -- called from outside -------------------------------------------------------------------
 
@@ -205,9 +207,8 @@ class Attempt:
             "nodes": nodes,
             "from_report": self._common_report(),
         }
-        if self._sites is not None:
-            await self._sites.tell_all(command)
         self._changed.set()
+        await self._tell_all(command)
 
     def _common_report(self) -> int:
         elapsed_s = time.monotonic() - self._watch_began
@@ -571,17 +572,7 @@ class Attempt:
     # -- nodes that leave, room that comes -----------------------------------------------------
 
     async def _look_for_drains(self) -> None:
-        from ray._private.state import state
-
-        try:
-            draining = await asyncio.to_thread(state.get_draining_nodes)
-        # Not there on every version of Ray; then a node that leaves is noticed when it has left.
-        except AttributeError:
-            return
-        # Ray's head does not answer now: the next look is in two seconds.
-        except Exception as error:  # noqa: BLE001 - of any kind, its client raises several
-            logger.debug("whether nodes are drained cannot be told now: %s", error)
-            return
+        draining = await asyncio.to_thread(draining_nodes)
         nodes: dict[str, list[int]] = {}
         for identity in self._identities:
             if identity.node_id in draining:
@@ -668,9 +659,11 @@ class Attempt:
         """Take what a journal holds after its first ``after`` records, and say so where it cannot be read."""
         # asyncio's is an OSError too.
         if isinstance(tail, (RayError, asyncio.TimeoutError)):
-            # The node itself is gone, and what was on its way with it.
+            # Gone, and what was on its way with it; or drained, which takes no task that could read it.
             ip = self._identities[world_rank].node_ip
-            self._warn(f"the last reports of rank {world_rank} are lost with its node {ip}")
+            self._warn(
+                f"reports of rank {world_rank} that had not arrived yet are lost: its node {ip} is gone, or leaves"
+            )
         elif isinstance(tail, Exception):
             raise tail
         elif tail:
@@ -683,6 +676,12 @@ class Attempt:
         """Those of a group that is up."""
         assert self._sites is not None
         return self._sites
+
+    async def _tell_all(self, command: dict[str, Any]) -> None:
+        # In the answers to their reports too: a node that is being drained takes no task that would tell its ranks.
+        self.commands.append({**command, "number": len(self.commands)})
+        if self._sites is not None:
+            await self._sites.tell_all(self.commands[-1])
 
     def _warn(self, text: str) -> None:
         self._emit([Notice(level=logging.WARNING, text=text)])

@@ -31,6 +31,7 @@ from .holders import describe_holders, find_holders
 from .ledger import Ledger
 from .lock_holder import is_alive, lock_id
 from .messages import AttemptFailed, Event, Notice, RunEnd, RunSpec
+from .nodes import draining_nodes
 from .worker_group import Room, WorkerGroup
 
 __all__ = ["Controller"]
@@ -141,8 +142,8 @@ class Controller:
 
     # -- called by the workers -----------------------------------------------------------------
 
-    async def push(self, attempt: int, world_rank: int, first: int, records: list[bytes]) -> None:
-        """Take records of one rank; returns when they are in the ledger.
+    async def push(self, attempt: int, world_rank: int, first: int, records: list[bytes]) -> list[dict[str, Any]]:
+        """Take records of one rank; returns, when they are in the ledger, what all ranks have been told.
 
         Raises:
             TrainError: The caller belongs to an attempt that is over.
@@ -151,7 +152,9 @@ class Controller:
             # Callbacks on the driver are slower than the reports: the reporters wait, memory does not grow.
             self._events_drained.clear()
             await self._events_drained.wait()
-        await check_attempt(self._attempt, attempt).take(world_rank, first, records)
+        current = check_attempt(self._attempt, attempt)
+        await current.take(world_rank, first, records)
+        return current.commands
 
     async def meet(self, attempt: int, world_rank: int, kind: str, payload: Any, timeout_s: float) -> Any:
         """Bring a rank together with all others; returns what rank 0 brought, or why it cannot be.
@@ -339,20 +342,32 @@ class Controller:
         """The room for the next attempt: the one that is there, or one of another size."""
         if self._spec.scaling_config.elasticity_enabled:
             return await self._find_elastic_room()
+        if self._attempt is not None and await asyncio.to_thread(self._is_room_drained):
+            # No worker could start there any more.
+            self._leave_room()
+            self._room = self._new_room(self._spec.scaling_config.max_workers)
         room = self._room
         assert room is not None
         await self._wait_for(lambda: room.wait(0.0), room.wait, room.num_workers)
         return room
 
+    def _is_room_drained(self) -> bool:
+        draining = draining_nodes()
+        return self._room is not None and bool(draining) and not set(draining).isdisjoint(self._room.nodes())
+
+    def _leave_room(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        if self._room is not None:
+            self._room.remove()
+            self._room = None
+
     async def _find_elastic_room(self) -> Room:
         while True:
             size = await self._choose_size()
             if self._room is not None and (self._room.num_workers != size or not await self._is_room_whole()):
-                if self._group is not None:
-                    self._group.close()
-                    self._group = None
-                self._room.remove()
-                self._room = None
+                self._leave_room()
             if self._room is None:
                 self._room = self._new_room(size)
             if await asyncio.to_thread(self._room.wait, _ELASTIC_ROOM_S):
@@ -381,7 +396,9 @@ class Controller:
 
     async def _is_room_whole(self) -> bool:
         room = self._room
-        return room is not None and await asyncio.to_thread(room.wait, _ELASTIC_SETTLE_S)
+        if room is None or await asyncio.to_thread(self._is_room_drained):
+            return False
+        return await asyncio.to_thread(room.wait, _ELASTIC_SETTLE_S)
 
     async def _wait_for(self, is_there: Callable[[], bool], wait: Callable[[float], bool], num_workers: int) -> None:
         config, began = self._spec.scaling_config, time.monotonic()
@@ -463,7 +480,8 @@ def _free_resources(room: Room | None, config: Any) -> tuple[list[dict[str, floa
     """What is free on each living node, the bundles of ``room`` counted as free; and the labels of these nodes."""
     from ray._private.state import available_resources_per_node
 
-    living = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
+    draining = draining_nodes()
+    living = {n["NodeID"]: n.get("Labels", {}) for n in ray.nodes() if n["Alive"] and n["NodeID"] not in draining}
     free = {node: dict(amounts) for node, amounts in available_resources_per_node().items() if node in living}
     if room is not None and room.group is not None:
         bundles = ray.util.placement_group_table(room.group).get("bundles_to_node_id", {})

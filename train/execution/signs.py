@@ -27,6 +27,8 @@ class WorkerSigns:
     def __init__(self, folder: str, on_sigterm: Callable[[], None]) -> None:
         self.notices = Notices()
         self._on_sigterm = on_sigterm
+        self._lock = threading.Lock()
+        self._numbers: set[int] = set()
         self._pid = os.getpid()
         self._heartbeat = Heartbeat(folder)
         self._stacks = Stacks(folder)
@@ -57,7 +59,20 @@ class WorkerSigns:
             os._exit(128 + number)
         self._commands.send_to_self({"kind": "sigterm"})
 
+    def told(self, command: dict[str, Any]) -> None:
+        """Take a command for all ranks, which may come by several ways, once."""
+        with self._lock:
+            if command["number"] not in self._numbers:
+                self._numbers.add(command["number"])
+                self._act(command)
+
     def _take(self, command: dict[str, Any]) -> None:
+        if "number" in command:
+            self.told(command)
+        else:
+            self._act(command)
+
+    def _act(self, command: dict[str, Any]) -> None:
         if command["kind"] == "sigterm":
             self._on_sigterm()
         elif command["kind"] == "preempt":

@@ -79,7 +79,8 @@ class Worker:
         rank = identity.world_rank
 
         def send(first: int, records: Sequence[bytes]) -> None:
-            ray.get(controller.push.remote(attempt, rank, first, list(records)))
+            for command in ray.get(controller.push.remote(attempt, rank, first, list(records))):
+                self._signs.told(command)
 
         def meet(kind: str, payload: Any, timeout_s: float) -> Any:
             # In a list, so that the controller passes a reference on instead of fetching the data.
